@@ -1,0 +1,3 @@
+"""Pion: a small Redis-protocol server that keeps K/V tensors, and the client the connectors use."""
+
+__version__ = "0.1.0"

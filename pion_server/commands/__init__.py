@@ -1,0 +1,1 @@
+"""The command table: one registry, one dispatcher, one file a family."""

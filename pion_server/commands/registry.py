@@ -1,0 +1,88 @@
+"""`@command(...)`: a command is a function plus a row of the table.
+
+The table is the single source for dispatch, arity, COMMAND and docs/PROTOCOL.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Flag, auto
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from pion_server.wire.values import Payload, Reply
+
+if TYPE_CHECKING:
+    from pion_server.commands.context import Context
+
+
+class Access(Flag):
+    """What a command does, as far as the dispatcher and COMMAND care."""
+
+    READ = auto()
+    WRITE = auto()
+    NO_AUTH = auto()  # allowed before AUTH
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A reply that needs heavy computing: `work` runs off the event loop and touches no state;
+    `finish` takes its result back on the loop, may apply mutations, and makes the reply.
+
+    While the job of a WRITE command runs, later commands of the same connection wait, so a
+    pipeline sees its own writes.
+    """
+
+    work: Callable[[], Any]
+    finish: Callable[[Any], Reply]
+
+
+Handler: TypeAlias = "Callable[[Context, list[Payload]], Reply | Job]"
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A row of the table. `arity` as in Redis: counts the name; negative means at least."""
+
+    name: str
+    arity: int
+    access: Access
+    group: str
+    syntax: str
+    reply: str
+    errors: tuple[str, ...]
+    summary: str
+    handler: Handler
+
+    def accepts(self, argument_count: int) -> bool:
+        return argument_count == self.arity if self.arity >= 0 else argument_count >= -self.arity
+
+
+TABLE: dict[str, Command] = {}
+
+
+def command(
+    name: str,
+    *,
+    arity: int,
+    group: str,
+    syntax: str,
+    reply: str,
+    access: Access = Access.READ,
+    errors: tuple[str, ...] = (),
+) -> Callable[[Handler], Handler]:
+    """Enter a handler into the table. Its docstring is the command's documentation.
+
+    The handler gets the arguments after the name. It returns a Reply or a Job, or raises
+    PionError, which becomes the error reply. `syntax` is the full wire form, `reply` says what
+    comes back, `errors` lists error replies beyond wrong arity, as they start on the wire.
+    """
+
+    def enter(handler: Handler) -> Handler:
+        if name in TABLE:
+            raise ValueError(f"command {name} is defined twice")
+        summary = " ".join((handler.__doc__ or "").split())
+        TABLE[name] = Command(name, arity, access, group, syntax, reply, errors, summary, handler)
+        return handler
+
+    return enter

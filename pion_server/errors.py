@@ -1,0 +1,88 @@
+"""One small error tree, used at both ends of the wire.
+
+Each class knows the RESP prefix it travels under, so the server turns an exception into an error
+reply with `wire()`, and the client turns the reply back into the same class with `from_wire()`.
+A message is one sentence for the person who can act on it.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class PionError(Exception):
+    """Root of the tree; on the wire `-<PREFIX> <message>`."""
+
+    prefix: ClassVar[str] = "ERR"
+
+    def wire(self) -> str:
+        """The text behind `-`: one line, since CR or LF would break the frame."""
+        text = " ".join(str(self).splitlines())
+        return f"{self.prefix} {text}"
+
+
+class ProtocolError(PionError):
+    """The bytes are not RESP. The stream has lost its frame boundaries: reply, then close."""
+
+    def wire(self) -> str:
+        return f"ERR Protocol error: {self}"
+
+
+class NoAuth(PionError):
+    """A command came before a needed AUTH."""
+
+    prefix = "NOAUTH"
+
+
+class WrongPass(PionError):
+    """AUTH with a wrong user or password."""
+
+    prefix = "WRONGPASS"
+
+
+class NoProto(PionError):
+    """HELLO asked for a protocol version that is not spoken here."""
+
+    prefix = "NOPROTO"
+
+
+class Mismatch(PionError):
+    """Fingerprints differ: the stored prefix is of another model, layout or token sequence."""
+
+    prefix = "MISMATCH"
+
+
+class OutOfMemory(PionError):
+    """One value does not fit the memory budget even with everything else evicted."""
+
+    prefix = "OOM"
+
+
+class WrongType(PionError):
+    """The key or session holds another kind of value."""
+
+    prefix = "WRONGTYPE"
+
+
+class ConnectionFailed(PionError):
+    """Client side: the server could not be reached, or the connection broke."""
+
+
+class DeadlineExceeded(PionError):
+    """Client side: the call's deadline passed; the connection was closed."""
+
+
+_BY_PREFIX: dict[str, type[PionError]] = {
+    cls.prefix: cls
+    for cls in (PionError, NoAuth, WrongPass, NoProto, Mismatch, OutOfMemory, WrongType)
+}
+
+
+def from_wire(text: str) -> PionError:
+    """The exception for an error reply's text (without the leading `-`).
+
+    An unknown prefix keeps its word in the message, so nothing the server said is lost.
+    """
+    prefix, _, message = text.partition(" ")
+    cls = _BY_PREFIX.get(prefix)
+    return cls(message) if cls else PionError(text)
