@@ -30,11 +30,12 @@ class Job:
     `finish` takes its result back on the loop, may apply mutations, and makes the reply.
 
     While the job of a WRITE command runs, later commands of the same connection wait, so a
-    pipeline sees its own writes.
+    pipeline sees its own writes. `access` is filled in by the dispatcher.
     """
 
     work: Callable[[], Any]
     finish: Callable[[Any], Reply]
+    access: Access = Access.READ
 
 
 Handler: TypeAlias = "Callable[[Context, list[Payload]], Reply | Job]"

@@ -1,0 +1,79 @@
+"""From a request to a reply: every refusal that does not depend on the command happens here.
+
+Nothing a client sends gets past as an exception: a PionError becomes the error reply, and a defect
+of ours is logged with its traceback and answered `-ERR internal error`; the connection lives.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from pion_server.commands import load_families
+from pion_server.commands.context import Client, Context, Server
+from pion_server.commands.registry import TABLE, Access, Command, Job
+from pion_server.errors import NoAuth, PionError
+from pion_server.wire.values import Payload, Reply
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class Dispatcher:
+    """Runs commands against one server. Not thread-safe: it lives on the event loop."""
+
+    def __init__(self, server: Server) -> None:
+        load_families()
+        self.server = server
+
+    def dispatch(self, client: Client, args: list[Payload]) -> Reply | Job:
+        """The reply to one request (never empty), or the job that will make it."""
+        self.server.stats.commands += 1
+        client.last_active = time.time()
+        try:
+            command = find(args)
+            client.last_command = command.name
+            if not client.authenticated and Access.NO_AUTH not in command.access:
+                raise NoAuth("Authentication required.")
+        except PionError as refusal:
+            return refusal
+        result = guarded(lambda: command.handler(Context(self.server, client), args[1:]))
+        if isinstance(result, Job):
+            finish = result.finish
+            return Job(result.work, lambda made: guarded(lambda: finish(made)), command.access)
+        return result
+
+
+def find(args: list[Payload]) -> Command:
+    """The table's row for a request; raises PionError on an unknown name or a wrong arity."""
+    name = bytes(args[0][:128]).upper().decode("latin-1")
+    command = TABLE.get(name)
+    if command is None:
+        raise PionError(unknown_command(args))
+    if not command.accepts(len(args)):
+        raise PionError(f"wrong number of arguments for '{command.name.lower()}' command")
+    return command
+
+
+def unknown_command(args: list[Payload]) -> str:
+    """Redis' words for it, which some clients parse."""
+    shown, room = "", 128
+    for arg in args[1:]:
+        if len(shown) >= room:
+            break
+        shown += f"'{bytes(arg[: room - len(shown)]).decode('latin-1')}' "
+    name = bytes(args[0][:128]).decode("latin-1")
+    return f"unknown command '{name}', with args beginning with: {shown}"
+
+
+def guarded(run: Callable[[], T]) -> T | PionError:
+    """What `run` returns, or the error it raised as a value."""
+    try:
+        return run()
+    except PionError as refusal:
+        return refusal
+    except Exception:
+        log.exception("a command failed; this is a defect of the server")
+        return PionError("internal error")
