@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from importlib import import_module
 
-FAMILIES = ("connection", "introspection", "keys", "strings", "vectors", "prefix", "receipt")
+FAMILIES = (
+    "connection",
+    "introspection",
+    "keys",
+    "strings",
+    "vectors",
+    "prefix",
+    "blocks",
+    "receipt",
+)
 
 
 def load_families() -> None:

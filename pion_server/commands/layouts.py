@@ -1,0 +1,108 @@
+"""Parsing shared by the V.* and KV.PREFIX.* families: layouts, wire formats, rows in and out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pion_server.codecs.convert import WireFormat, is_free, to_stored
+from pion_server.codecs.table import by_name
+from pion_server.commands.arguments import Arguments, shown
+from pion_server.commands.context import Context
+from pion_server.commands.registry import Job
+from pion_server.errors import PionError
+from pion_server.store.mutations import RowBlock, StoreRows
+from pion_server.store.schema import MAX_DIM, MAX_LAYERS, LayerFormat, Schema
+from pion_server.store.views import RowView
+from pion_server.wire.values import OK, Reply, Stream
+
+# Far beyond any context length; keeps `count * row_bytes` within what a machine could hold.
+MAX_TOKENS = 1 << 31
+
+
+def token(args: Arguments, what: str) -> int:
+    """A token position or a number of tokens."""
+    return args.integer(what, 0, MAX_TOKENS)
+
+
+def layer_index(args: Arguments, what: str = "layer") -> int:
+    return args.integer(what, 0, MAX_LAYERS - 1)
+
+
+def uniform(dim: int, codec: str) -> Schema:
+    """Every layer alike."""
+    return Schema.same(LayerFormat(by_name(codec), dim))
+
+
+def schema_words(args: Arguments) -> Schema:
+    """`<n> fmt=<codec>,dim=<d> ...`, one word a layer."""
+    count = args.integer("number of layers", 1, MAX_LAYERS)
+    return Schema.each(tuple(_layer_format(args.text("schema word")) for _ in range(count)))
+
+
+def _layer_format(word: str) -> LayerFormat:
+    fields = dict(part.partition("=")[::2] for part in word.lower().split(","))
+    if set(fields) != {"fmt", "dim"} or word.count(",") != 1 or not fields["dim"].isdecimal():
+        raise PionError(f"a schema word reads fmt=<codec>,dim=<d>, got {shown(word.encode())}")
+    dim = int(fields["dim"]) if len(fields["dim"]) <= len(str(MAX_DIM)) else MAX_DIM + 1
+    return LayerFormat(by_name(fields["fmt"]), dim)
+
+
+def wire_format(args: Arguments) -> WireFormat:
+    """The value of FMT."""
+    word = args.keyword("FMT")
+    try:
+        return WireFormat[word]
+    except KeyError:
+        known = ", ".join(WireFormat.__members__)
+        raise PionError(f"unknown FMT '{word[:40]}'; known here: {known}") from None
+
+
+def span(args: Arguments, what: str, read: Callable[[Arguments, str], int]) -> tuple[int, int]:
+    """A half-open, non-empty range, `start end`."""
+    start, end = read(args, f"{what} start"), read(args, f"{what} end")
+    if start >= end:
+        raise PionError(f"{what} is half-open and needs start < end, got {start} {end}")
+    return start, end
+
+
+@dataclass(frozen=True, slots=True)
+class Incoming:
+    """Rows of one layer as a client sent them."""
+
+    sid: bytes
+    layer: int
+    blob: memoryview
+
+
+def store(
+    ctx: Context, rows: list[Incoming], start: int, count: int, fmt: WireFormat
+) -> Reply | Job:
+    """Store all of `rows` or none of them, computing off the loop only where formats differ.
+
+    `rows` is emptied blob by blob, so a conversion never holds more than one blob twice.
+    """
+    formats = [ctx.store.session(row.sid).schema.layer(row.layer) for row in rows]
+
+    def convert() -> StoreRows:
+        blocks = []
+        for layer_format in formats:
+            row = rows.pop(0)
+            data = to_stored(fmt, row.blob, layer_format.codec, layer_format.dim, count)
+            blocks.append(RowBlock(row.sid, row.layer, start, count, data))
+        return StoreRows(tuple(blocks))
+
+    def finish(mutation: StoreRows) -> Reply:
+        ctx.apply(mutation)
+        return OK
+
+    if all(is_free(fmt, layer_format.codec) for layer_format in formats):
+        return finish(convert())
+    return Job(convert, finish)
+
+
+def outgoing(ctx: Context, view: RowView, fmt: WireFormat) -> Stream:
+    """Rows on their way to a client."""
+    nbytes, pieces = view.pieces_as(fmt)
+    ctx.server.stats.fetched(nbytes)
+    return Stream(nbytes, pieces)

@@ -1,0 +1,337 @@
+"""KV.PREFIX.*: a prefix is two sessions, <ns>_pk and <ns>_pv, that come and go together.
+
+Wire forms beyond the specification's: docs/decisions/0001-prefix-wire-forms.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pion_server.codecs.convert import WireFormat
+from pion_server.commands.arguments import Arguments, Option
+from pion_server.commands.blocks import block_table
+from pion_server.commands.context import Context
+from pion_server.commands.layouts import (
+    MAX_TOKENS,
+    Incoming,
+    layer_index,
+    outgoing,
+    schema_words,
+    span,
+    store,
+    token,
+    uniform,
+    wire_format,
+)
+from pion_server.commands.registry import Access, Job, command
+from pion_server.errors import Mismatch, PionError
+from pion_server.store.mutations import Declaration, DropPrefix, RegisterPrefix
+from pion_server.store.prefixes import Prefix
+from pion_server.store.schema import MAX_DIM, MAX_LAYERS, Schema
+from pion_server.wire.values import OK, Payload, Reply, Status
+
+GROUP = "KV.PREFIX"
+MISMATCH = "-MISMATCH"
+OPTIONS = (
+    "[LAYERS <n> TOKENS <n>] [PREFILL_MS <ms>] [FINGERPRINT <hex>]"
+    " [BLOCKS <block_size> <count> <blob>]"
+)
+
+
+def namespace(args: Arguments) -> bytes:
+    return args.name("namespace")
+
+
+def fingerprint(args: Arguments) -> bytes:
+    """An even number of hex digits, at most 128, as bytes."""
+    digits = args.text("FINGERPRINT")
+    try:
+        value = bytes.fromhex(digits) if digits.isalnum() else b""
+    except ValueError:
+        value = b""
+    if not 1 <= len(value) <= 64:
+        raise PionError("FINGERPRINT must be 2 to 128 hex digits, an even number of them")
+    return value
+
+
+FINGERPRINT: Mapping[str, Option] = {"FINGERPRINT": fingerprint}
+REGISTER_OPTIONS: Mapping[str, Option] = {
+    "LAYERS": lambda a: a.integer("LAYERS", 1, MAX_LAYERS),
+    "TOKENS": lambda a: a.integer("TOKENS", 1, MAX_TOKENS),
+    "PREFILL_MS": lambda a: a.number("PREFILL_MS"),
+    "BLOCKS": block_table,
+    **FINGERPRINT,
+}
+
+
+@command(
+    "KV.PREFIX.REGISTER",
+    arity=-4,
+    group=GROUP,
+    access=Access.WRITE,
+    syntax=f"KV.PREFIX.REGISTER <ns> <kv_dim> <codec> {OPTIONS}",
+    reply="+OK",
+    errors=(MISMATCH, "-ERR unknown codec", "-ERR namespace exists with another layout"),
+)
+def register(ctx: Context, raw: list[Payload]) -> Reply:
+    """Open a namespace whose layers all have `kv_dim` values a row, for K and for V. LAYERS and
+    TOKENS, always together, declare what is complete: the namespace is a hit only when every row
+    is in. Without them it is a hit at once. Repeating it keeps the rows."""
+    args = Arguments(raw)
+    ns, dim = namespace(args), args.integer("kv_dim", 1, MAX_DIM)
+    schema = uniform(dim, args.text("codec"))
+    return _register(ctx, ns, schema, schema, args.options(REGISTER_OPTIONS))
+
+
+@command(
+    "KV.PREFIX.REGISTER.SCHEMA",
+    arity=-8,
+    group=GROUP,
+    access=Access.WRITE,
+    syntax=(
+        "KV.PREFIX.REGISTER.SCHEMA <ns> K <n> fmt=<codec>,dim=<d> ... V <n> fmt=<codec>,dim=<d> ..."
+        f" {OPTIONS}"
+    ),
+    reply="+OK",
+    errors=(MISMATCH, "-ERR unknown codec", "-ERR namespace exists with another layout"),
+)
+def register_schema(ctx: Context, raw: list[Payload]) -> Reply:
+    """REGISTER with a layout for each layer, apart for K and V. LAYERS may be left out: it is the
+    number of words."""
+    args = Arguments(raw)
+    ns = namespace(args)
+    schemas: dict[str, Schema] = {}
+    for side in ("K", "V"):
+        if args.keyword(side) != side:
+            raise PionError(f"{side} <n> fmt=<codec>,dim=<d> ... is missing")
+        schemas[side] = schema_words(args)
+    keys, values = schemas["K"], schemas["V"]
+    if len(keys.formats) != len(values.formats):
+        raise PionError("K and V must have the same number of layers")
+    options = args.options(REGISTER_OPTIONS)
+    if "TOKENS" in options and options.setdefault("LAYERS", len(keys.formats)) > len(keys.formats):
+        raise PionError(f"LAYERS is more than the {len(keys.formats)} words of the schema")
+    return _register(ctx, ns, keys, values, options)
+
+
+def _register(
+    ctx: Context, ns: bytes, keys: Schema, values: Schema, options: dict[str, Any]
+) -> Reply:
+    if ("LAYERS" in options) != ("TOKENS" in options):
+        raise PionError("LAYERS and TOKENS declare a complete prefix only together")
+    declared = Declaration(options["LAYERS"], options["TOKENS"]) if "TOKENS" in options else None
+    ctx.apply(
+        RegisterPrefix(
+            ns,
+            keys,
+            values,
+            declared=declared,
+            fingerprint=options.get("FINGERPRINT"),
+            blocks=options.get("BLOCKS"),
+            prefill_ms=options.get("PREFILL_MS"),
+        )
+    )
+    return OK
+
+
+@command(
+    "KV.PREFIX.LOOKUP",
+    arity=-2,
+    group=GROUP,
+    syntax="KV.PREFIX.LOOKUP <ns> [TOKENS <n>] [PREFILL_MS <ms>] [FINGERPRINT <hex>]",
+    reply="+HIT | +MISS",
+    errors=(MISMATCH,),
+)
+def lookup(ctx: Context, raw: list[Payload]) -> Reply:
+    """Whether the namespace can be fetched whole, and the entry in the receipt: TOKENS and
+    PREFILL_MS say what this restore really spared, where the caller knows better."""
+    args = Arguments(raw)
+    ns = namespace(args)
+    options = args.options(
+        {
+            "TOKENS": lambda a: token(a, "TOKENS"),
+            "PREFILL_MS": lambda a: a.number("PREFILL_MS"),
+            **FINGERPRINT,
+        }
+    )
+    stats = ctx.server.stats
+    try:
+        prefix = hit(ctx, ns, options.get("FINGERPRINT"))
+    except Mismatch:
+        stats.miss()
+        raise
+    if prefix is None:
+        stats.miss()
+        return Status("MISS")
+    tokens = options.get("TOKENS", prefix.tokens)
+    # The registered time is that of the whole prefix; it says nothing of a part or of a chain.
+    known = prefix.prefill_ms if tokens == prefix.tokens else None
+    stats.hit(tokens, options.get("PREFILL_MS", known))
+    return Status("HIT")
+
+
+def hit(ctx: Context, ns: bytes, wanted: bytes | None) -> Prefix | None:
+    """The namespace if it is complete; raises Mismatch where it was stored under another
+    fingerprint than the one that the caller names."""
+    prefix = ctx.store.prefix(ns)
+    if prefix is None:
+        return None
+    if wanted is not None and prefix.fingerprint != wanted:
+        raise Mismatch(
+            "this namespace holds a prefix with another fingerprint (another model, layout or "
+            "tokens); use another namespace, or KV.PREFIX.DROP it"
+        )
+    return prefix if prefix.sealed else None
+
+
+@command(
+    "KV.PREFIX.MATCH",
+    arity=-3,
+    group=GROUP,
+    syntax="KV.PREFIX.MATCH <n> <ns> [<ns> ...] [FINGERPRINT <hex>]",
+    reply=":<number of leading namespaces that are hits>",
+)
+def match(ctx: Context, raw: list[Payload]) -> Reply:
+    """How much of a chain of blocks is there, in one round trip. Counts nothing in the receipt."""
+    args = Arguments(raw)
+    count = args.integer("number of namespaces", 1, MAX_TOKENS)
+    names = [namespace(args) for _ in range(min(count, len(raw)))]
+    return ctx.store.match(names, args.options(FINGERPRINT).get("FINGERPRINT"))
+
+
+@command(
+    "KV.PREFIX.STORE",
+    arity=-7,
+    group=GROUP,
+    access=Access.WRITE,
+    syntax=(
+        "KV.PREFIX.STORE <ns> <start> <count> [LAYERS <a> <b>] [FMT FP32|FP16|BF16|NATIVE]"
+        " DATA <k_a> <v_a> <k_a+1> <v_a+1> ..."
+    ),
+    reply="+OK",
+    errors=("-ERR unknown namespace", "-ERR blob length does not match count * dim", "-OOM"),
+)
+def store_rows(ctx: Context, raw: list[Payload]) -> Reply | Job:
+    """Rows of several layers, both sides, in one request: all of them are stored, or none. Without
+    LAYERS the blobs are those of layers 0, 1, 2 and so on."""
+    args = Arguments(raw)
+    prefix = _known(ctx, namespace(args))
+    start, count = token(args, "start"), args.integer("count", 1, MAX_TOKENS)
+    options: dict[str, Any] = {}
+    head: Mapping[str, Option] = {
+        "LAYERS": lambda a: span(a, "LAYERS", layer_index),
+        "FMT": wire_format,
+    }
+    while (word := args.keyword("DATA")) != "DATA":
+        if word not in head or word in options:
+            raise PionError(f"expected LAYERS, FMT or DATA, each once, got '{word[:40]}'")
+        options[word] = head[word](args)
+    blobs = []
+    while args:
+        blobs.append(args.blob("blob"))
+    first, last = options.get("LAYERS", (0, len(blobs) // 2))
+    if not blobs or len(blobs) != 2 * (last - first):
+        raise PionError(f"DATA takes a K and a V blob for each layer, got {len(blobs)} blobs")
+    rows = []
+    for index, blob in enumerate(blobs):
+        sid = prefix.values_sid if index % 2 else prefix.keys_sid
+        rows.append(Incoming(sid, first + index // 2, blob))
+    blobs.clear()
+    raw.clear()
+    return store(ctx, rows, start, count, options.get("FMT", WireFormat.FP32))
+
+
+def _known(ctx: Context, ns: bytes) -> Prefix:
+    prefix = ctx.store.prefix(ns)
+    if prefix is None:
+        raise PionError("unknown namespace; KV.PREFIX.REGISTER it first")
+    return prefix
+
+
+@command(
+    "KV.PREFIX.FETCH",
+    arity=-2,
+    group=GROUP,
+    syntax=(
+        "KV.PREFIX.FETCH <ns> [LAYERS <a> <b>] [RANGE <start> <end>]"
+        " [FMT FP32|FP16|BF16|NATIVE] [FINGERPRINT <hex>]"
+    ),
+    reply=(
+        "null where the namespace is no hit; else an array: a map (tokens, start, end, first_layer,"
+        " layers, keys, values), then bulks k_a, v_a, k_a+1, v_a+1, ..."
+    ),
+    errors=(MISMATCH, "-ERR rows are missing"),
+)
+def fetch(ctx: Context, raw: list[Payload]) -> Reply:
+    """Everything a cache is rebuilt from, in one reply that streams from the store. Ranges are
+    half-open; without them all layers and all tokens come. `keys` and `values` name the stored
+    layout of each layer sent (fmt=<codec>,dim=<d>), which is what NATIVE bytes are in."""
+    args = Arguments(raw)
+    ns = namespace(args)
+    options = args.options(
+        {
+            "LAYERS": lambda a: span(a, "LAYERS", layer_index),
+            "RANGE": lambda a: span(a, "RANGE", token),
+            "FMT": wire_format,
+            **FINGERPRINT,
+        }
+    )
+    prefix = hit(ctx, ns, options.get("FINGERPRINT"))
+    if prefix is None or not prefix.tokens:
+        return None
+    first, last = options.get("LAYERS", (0, prefix.layers))
+    start, end = options.get("RANGE", (0, prefix.tokens))
+    views = [
+        ctx.store.view(sid, layer, start, end)
+        for layer in range(first, last)
+        for sid in (prefix.keys_sid, prefix.values_sid)
+    ]
+    head: Reply = {
+        "tokens": prefix.tokens,
+        "start": start,
+        "end": end,
+        "first_layer": first,
+        "layers": last - first,
+        "keys": [str(view.format) for view in views[0::2]],
+        "values": [str(view.format) for view in views[1::2]],
+    }
+    fmt = options.get("FMT", WireFormat.FP32)
+    return [head, *(outgoing(ctx, view, fmt) for view in views)]
+
+
+@command(
+    "KV.PREFIX.DROP",
+    arity=-2,
+    group=GROUP,
+    access=Access.WRITE,
+    syntax="KV.PREFIX.DROP <ns> [<ns> ...]",
+    reply=":<number dropped>",
+)
+def drop(ctx: Context, raw: list[Payload]) -> Reply:
+    """Free both sessions of each namespace. One that is not held counts 0. Replies that are on
+    their way keep their rows."""
+    args = Arguments(raw)
+    names = [namespace(args) for _ in raw]
+    return sum(ctx.apply(DropPrefix(name)) for name in names)
+
+
+@command(
+    "KV.PREFIX.INFO",
+    arity=1,
+    group=GROUP,
+    syntax="KV.PREFIX.INFO",
+    reply="a bulk of lines <field>:<value>",
+)
+def info(ctx: Context, raw: list[Payload]) -> Reply:
+    """Totals: registered_prefixes, total_prefix_tokens, vstore_sessions, vstore_total_fetches,
+    vstore_bytes (rows held, in their stored format)."""
+    held = ctx.store
+    fields = {
+        "registered_prefixes": held.prefix_count,
+        "total_prefix_tokens": held.prefix_tokens,
+        "vstore_sessions": held.session_count,
+        "vstore_total_fetches": ctx.server.stats.prefix_fetches,
+        "vstore_bytes": held.row_bytes,
+    }
+    return "".join(f"{name}:{value}\r\n" for name, value in fields.items())

@@ -1,0 +1,29 @@
+"""PION.STATS: the value receipt."""
+
+from __future__ import annotations
+
+from pion_server.commands.arguments import Arguments
+from pion_server.commands.context import Context
+from pion_server.commands.registry import command
+from pion_server.errors import PionError
+from pion_server.wire.values import OK, Payload, Reply
+
+
+@command(
+    "PION.STATS",
+    arity=-1,
+    group="PION",
+    syntax="PION.STATS [RESET]",
+    reply="a map of 16 fields (RESP2: a flat array); RESET: +OK",
+)
+def stats(ctx: Context, raw: list[Payload]) -> Reply:
+    """What the prefix cache did for its users since the start or the last RESET: hits, tokens,
+    bytes, and prefill seconds spared, measured and estimated kept apart."""
+    args = Arguments(raw)
+    if not args:
+        return ctx.server.stats.receipt()
+    if args.keyword("RESET") != "RESET":
+        raise PionError("PION.STATS takes nothing, or RESET")
+    args.end()
+    ctx.server.stats.reset()
+    return OK

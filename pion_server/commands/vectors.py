@@ -1,0 +1,113 @@
+"""V.*: sessions of rows, addressed by layer and token id. The ground KV.PREFIX.* stands on."""
+
+from __future__ import annotations
+
+from pion_server.codecs.convert import WireFormat
+from pion_server.commands.arguments import Arguments
+from pion_server.commands.context import Context
+from pion_server.commands.layouts import (
+    MAX_TOKENS,
+    Incoming,
+    layer_index,
+    outgoing,
+    schema_words,
+    span,
+    store,
+    token,
+    uniform,
+    wire_format,
+)
+from pion_server.commands.registry import Access, Job, command
+from pion_server.errors import PionError
+from pion_server.store.mutations import CreateSession
+from pion_server.store.schema import MAX_DIM, MAX_LAYERS
+from pion_server.wire.values import OK, Payload, Reply
+
+GROUP = "V"
+UNKNOWN_SESSION = "-ERR unknown session"
+
+
+@command(
+    "V.CREATE",
+    arity=-3,
+    group=GROUP,
+    access=Access.WRITE,
+    syntax="V.CREATE <sid> <dim> [VQUANT <codec>] | V.CREATE <sid> 0 SCHEMA <n> fmt=<codec>,dim=<d> ...",
+    reply="+OK",
+    errors=("-ERR unknown codec", "-ERR session exists with another layout"),
+)
+def create(ctx: Context, raw: list[Payload]) -> Reply:
+    """Make a session: one layout for all layers (codec fp16 unless VQUANT names another), or a
+    word for each layer. Repeating it with the same layout keeps the rows."""
+    args = Arguments(raw)
+    sid = args.name("session id")
+    dim = args.integer("dim", 0, MAX_DIM)
+    if dim:
+        options = args.options({"VQUANT": lambda a: a.text("VQUANT")})
+        schema = uniform(dim, options.get("VQUANT", "fp16"))
+    else:
+        if args.keyword("SCHEMA") != "SCHEMA":
+            raise PionError("dim 0 must be followed by SCHEMA <n> fmt=<codec>,dim=<d> ...")
+        schema = schema_words(args)
+        args.end()
+    ctx.apply(CreateSession(sid, schema))
+    return OK
+
+
+@command(
+    "V.STOREBATCH",
+    arity=-6,
+    group=GROUP,
+    access=Access.WRITE,
+    syntax="V.STOREBATCH <sid> <layer> <start_id> <count> <blob> [FMT FP32|FP16|BF16|NATIVE]",
+    reply="+OK",
+    errors=(UNKNOWN_SESSION, "-ERR blob length does not match count * dim", "-OOM"),
+)
+def storebatch(ctx: Context, raw: list[Payload]) -> Reply | Job:
+    """Store `count` rows of a layer from token `start_id` on, in token order, little-endian. Rows
+    that are there are replaced. NaN and infinity are kept."""
+    args = Arguments(raw)
+    sid, layer = args.name("session id"), layer_index(args)
+    start, count = token(args, "start_id"), args.integer("count", 1, MAX_TOKENS)
+    rows = [Incoming(sid, layer, args.blob("blob"))]
+    fmt = args.options({"FMT": wire_format}).get("FMT", WireFormat.FP32)
+    return store(ctx, rows, start, count, fmt)
+
+
+@command(
+    "V.FETCH",
+    arity=-4,
+    group=GROUP,
+    syntax=(
+        "V.FETCH <sid> <layer> <id> [<id> ...] | V.FETCH <sid> <layer> RANGE <start> <end> [FMT <f>]"
+        " | V.FETCH <sid> BATCH <start> <end> <n_layers> [FMT <f>]"
+    ),
+    reply="a bulk of the rows in the asked order; BATCH: an array of bulks, layers 0 to n_layers - 1",
+    errors=(UNKNOWN_SESSION, "-ERR rows are missing"),
+)
+def fetch(ctx: Context, raw: list[Payload]) -> Reply:
+    """Rows by id list (always FP32), by half-open range, or a range of several layers at once.
+    FMT is FP32 unless given. A range that is not fully there is an error, never short data."""
+    args = Arguments(raw)
+    sid = args.name("session id")
+    if bytes(raw[1][:6]).upper() == b"BATCH":
+        return _fetch_batch(ctx, sid, args)
+    layer = layer_index(args)
+    if bytes(raw[2][:6]).upper() == b"RANGE":
+        args.take("RANGE")
+        start, end = span(args, "RANGE", token)
+        fmt = args.options({"FMT": wire_format}).get("FMT", WireFormat.FP32)
+        return outgoing(ctx, ctx.store.view(sid, layer, start, end), fmt)
+    ids = []
+    while args:
+        ids.append(token(args, "token id"))
+    return outgoing(ctx, ctx.store.gather(sid, layer, ids), WireFormat.FP32)
+
+
+def _fetch_batch(ctx: Context, sid: bytes, args: Arguments) -> Reply:
+    args.take("BATCH")
+    start, end = span(args, "BATCH", token)
+    layers = args.integer("n_layers", 1, MAX_LAYERS)
+    fmt = args.options({"FMT": wire_format}).get("FMT", WireFormat.FP32)
+    views = [ctx.store.view(sid, layer, start, end) for layer in range(layers)]
+    return [outgoing(ctx, view, fmt) for view in views]
