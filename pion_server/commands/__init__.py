@@ -11,6 +11,7 @@ FAMILIES = (
     "strings",
     "vectors",
     "prefix",
+    "prefix_rows",
     "blocks",
     "receipt",
 )

@@ -38,7 +38,10 @@ def block_table(args: Arguments) -> BlockTable:
     arity=2,
     group=GROUP,
     syntax="KV.PREFIX.BLOCKS <ns>",
-    reply="a bulk: block_size u32, block_count u32, then the u64 hashes in token order, all little-endian | +UNKNOWN",
+    reply=(
+        "a bulk: block_size u32, block_count u32, then the u64 hashes in token order,"
+        " all little-endian | +UNKNOWN"
+    ),
 )
 def blocks(ctx: Context, raw: list[Payload]) -> Reply:
     """The block hash table registered with BLOCKS."""
@@ -55,7 +58,10 @@ def blocks(ctx: Context, raw: list[Payload]) -> Reply:
     arity=4,
     group=GROUP,
     syntax="KV.PREFIX.MEMBERSHIP <ns> <hash_count> <hash_blob>",
-    reply="a bulk of ceil(hash_count / 8) bytes, bit i (lowest first) set where hash i is registered | +UNKNOWN",
+    reply=(
+        "a bulk of ceil(hash_count / 8) bytes, bit i (lowest first) set where hash i is"
+        " registered | +UNKNOWN"
+    ),
 )
 def membership(ctx: Context, raw: list[Payload]) -> Reply:
     """Which of the given hashes are in the namespace's block table: a binary search in a sorted

@@ -26,7 +26,7 @@ def token(args: Arguments, what: str) -> int:
 
 
 def layer_index(args: Arguments, what: str = "layer") -> int:
-    return args.integer(what, 0, MAX_LAYERS - 1)
+    return args.integer(what, 0, MAX_LAYERS)
 
 
 def uniform(dim: int, codec: str) -> Schema:

@@ -32,7 +32,10 @@ UNKNOWN_SESSION = "-ERR unknown session"
     arity=-3,
     group=GROUP,
     access=Access.WRITE,
-    syntax="V.CREATE <sid> <dim> [VQUANT <codec>] | V.CREATE <sid> 0 SCHEMA <n> fmt=<codec>,dim=<d> ...",
+    syntax=(
+        "V.CREATE <sid> <dim> [VQUANT <codec>]"
+        " | V.CREATE <sid> 0 SCHEMA <n> fmt=<codec>,dim=<d> ..."
+    ),
     reply="+OK",
     errors=("-ERR unknown codec", "-ERR session exists with another layout"),
 )
@@ -79,10 +82,11 @@ def storebatch(ctx: Context, raw: list[Payload]) -> Reply | Job:
     arity=-4,
     group=GROUP,
     syntax=(
-        "V.FETCH <sid> <layer> <id> [<id> ...] | V.FETCH <sid> <layer> RANGE <start> <end> [FMT <f>]"
+        "V.FETCH <sid> <layer> <id> [<id> ...]"
+        " | V.FETCH <sid> <layer> RANGE <start> <end> [FMT <f>]"
         " | V.FETCH <sid> BATCH <start> <end> <n_layers> [FMT <f>]"
     ),
-    reply="a bulk of the rows in the asked order; BATCH: an array of bulks, layers 0 to n_layers - 1",
+    reply="a bulk of the rows in the asked order; BATCH: an array of bulks, layer 0 to n_layers - 1",
     errors=(UNKNOWN_SESSION, "-ERR rows are missing"),
 )
 def fetch(ctx: Context, raw: list[Payload]) -> Reply:
