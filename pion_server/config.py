@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ByteSize, ConfigDict, Field, model_validator
 
 DEFAULT_PORT = 1974
 
@@ -22,8 +22,8 @@ class Config(BaseModel):
     port: int = Field(DEFAULT_PORT, ge=0, le=65535, description="TCP port; 0 takes a free one")
     workers: int = Field(1, ge=1, le=1, description="worker processes (only 1 for now)")
     requirepass: str | None = Field(None, description="password every client must AUTH with")
-    max_memory: int = Field(
-        0,
+    max_memory: ByteSize = Field(
+        ByteSize(0),
         ge=0,
         description="bytes of payload to keep, 0 = no limit; the least recently used goes first",
     )

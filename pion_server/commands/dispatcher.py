@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pion_server.commands import load_families
 from pion_server.commands.context import Client, Context, Server
@@ -40,10 +40,7 @@ class Dispatcher:
         except PionError as refusal:
             return refusal
         result = guarded(lambda: command.handler(Context(self.server, client), args[1:]))
-        if isinstance(result, Job):
-            finish = result.finish
-            return Job(result.work, lambda made: guarded(lambda: finish(made)), command.access)
-        return result
+        return guarded_job(result, command.access) if isinstance(result, Job) else result
 
 
 def find(args: list[Payload]) -> Command:
@@ -66,6 +63,15 @@ def unknown_command(args: list[Payload]) -> str:
         shown += f"'{bytes(arg[: room - len(shown)]).decode('latin-1')}' "
     name = bytes(args[0][:128]).decode("latin-1")
     return f"unknown command '{name}', with args beginning with: {shown}"
+
+
+def guarded_job(job: Job, access: Access) -> Job:
+    """The job with both of its halves guarded: an error in `work` is the reply."""
+
+    def finish(made: Any) -> Reply:
+        return made if isinstance(made, PionError) else guarded(lambda: job.finish(made))
+
+    return Job(lambda: guarded(job.work), finish, access)
 
 
 def guarded(run: Callable[[], T]) -> T | PionError:

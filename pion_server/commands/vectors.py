@@ -86,7 +86,7 @@ def storebatch(ctx: Context, raw: list[Payload]) -> Reply | Job:
         " | V.FETCH <sid> <layer> RANGE <start> <end> [FMT <f>]"
         " | V.FETCH <sid> BATCH <start> <end> <n_layers> [FMT <f>]"
     ),
-    reply="a bulk of the rows in the asked order; BATCH: an array of bulks, layer 0 to n_layers - 1",
+    reply="a bulk of the rows in the asked order; BATCH: an array of bulks, one a layer",
     errors=(UNKNOWN_SESSION, "-ERR rows are missing"),
 )
 def fetch(ctx: Context, raw: list[Payload]) -> Reply:

@@ -1,0 +1,182 @@
+"""One client: bytes in, requests to the dispatcher, replies out in order.
+
+Reading stops while a write of this client is being computed, and while it does not take its
+replies; so a pipeline sees its own writes, and a client can make the server hold no more than what
+it has itself stored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import Any
+
+from pion_server.commands.context import Client
+from pion_server.commands.dispatcher import Dispatcher
+from pion_server.commands.registry import Access, Job
+from pion_server.errors import ProtocolError
+from pion_server.net.outbox import PIECE, Outbox, Slot
+from pion_server.wire.encode import encode_reply
+from pion_server.wire.limits import BEFORE_AUTH, Limits
+from pion_server.wire.requests import RequestDecoder
+from pion_server.wire.values import Payload, Reply
+
+log = logging.getLogger(__name__)
+
+# Replies that may wait for one client; a longer pipeline waits in its socket.
+MAX_WAITING = 1024
+
+
+class Connection(asyncio.BufferedProtocol):
+    """The protocol object of one accepted socket."""
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        client_id: int,
+        executor: Executor,
+        forget: Callable[[Connection], None],
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._server = dispatcher.server
+        self._id = client_id
+        self._executor = executor
+        self._forget = forget
+        self._busy = False  # a write of this client is being computed
+        self._reading = True
+        self._ended = False  # no further request is taken
+        self.decoder = RequestDecoder(BEFORE_AUTH)
+
+    # -- the transport's calls ---------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        transport.set_write_buffer_limits(high=PIECE)
+        self._outbox = Outbox(transport)
+        self._client = Client(
+            id=self._id,
+            address=address(transport.get_extra_info("peername")),
+            local_address=address(transport.get_extra_info("sockname")),
+            authenticated=self._server.config.requirepass is None,
+        )
+        self._server.clients[self._id] = self._client
+        self._server.stats.connections += 1
+        self._set_limits()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._ended = True
+        self._server.clients.pop(self._id, None)
+        self._forget(self)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self.decoder.get_buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.decoder.buffer_updated(nbytes)
+        self._pump()
+
+    def eof_received(self) -> bool:
+        """The client will send no more, but may still read: what it asked for is delivered."""
+        self._end()
+        return bool(self._outbox)
+
+    def pause_writing(self) -> None:
+        self._outbox.writable = False
+
+    def resume_writing(self) -> None:
+        self._outbox.writable = True
+        self._pump()
+
+    def close(self) -> None:
+        """The server stops: what is with the transport still goes out."""
+        self._ended = True
+        self._transport.close()
+
+    def abort(self) -> None:
+        """Drop the client and what it was waiting for."""
+        self._transport.abort()
+
+    # -- requests in, replies out ------------------------------------------------------------
+
+    def _pump(self) -> None:
+        try:
+            while self._may_take_more() and (request := self._next_request()):
+                self._answer(request)
+            self._outbox.flush()
+        except Exception:
+            # A reply that breaks its own frame: nothing sane can follow on this connection.
+            log.exception("closing a connection; this is a defect of the server")
+            self._transport.abort()
+            return
+        if self._ended and not self._outbox:
+            self._transport.close()
+        else:
+            self._read(self._may_take_more())
+
+    def _may_take_more(self) -> bool:
+        if len(self._outbox) >= MAX_WAITING:
+            self._outbox.flush()
+        blocked = self._busy or self._ended or len(self._outbox) >= MAX_WAITING
+        return not blocked and self._outbox.writable
+
+    def _next_request(self) -> list[Payload] | None:
+        try:
+            return self.decoder.next_request()
+        except ProtocolError as error:
+            self._fill(self._outbox.reserve(), error)
+            self._end()
+            return None
+
+    def _answer(self, request: list[Payload]) -> None:
+        slot = self._outbox.reserve()
+        result = self._dispatcher.dispatch(self._client, request)
+        if isinstance(result, Job):
+            self._start(result, slot)
+            return
+        self._fill(slot, result)
+        self._set_limits()
+        if self._client.closing:
+            self._end()
+
+    def _start(self, job: Job, slot: Slot) -> None:
+        self._busy = self._busy or Access.WRITE in job.access
+        loop = asyncio.get_running_loop()
+        work = loop.run_in_executor(self._executor, job.work)
+        work.add_done_callback(lambda done: self._finish(job, slot, done))
+
+    def _finish(self, job: Job, slot: Slot, done: asyncio.Future[Any]) -> None:
+        if done.cancelled():  # the server stops
+            return
+        self._busy = False
+        result = job.finish(done.result())
+        if not self._transport.is_closing():
+            self._fill(slot, result)
+            self._pump()
+
+    def _fill(self, slot: Slot, reply: Reply) -> None:
+        slot.pieces = encode_reply(reply, self._client.proto)
+
+    def _set_limits(self) -> None:
+        known = self._client.authenticated
+        self.decoder.limits = (
+            Limits(max_bulk=self._server.config.max_bulk) if known else BEFORE_AUTH
+        )
+
+    def _end(self) -> None:
+        self._ended = True
+
+    def _read(self, wanted: bool) -> None:
+        if wanted != self._reading and not self._transport.is_closing():
+            self._reading = wanted
+            (self._transport.resume_reading if wanted else self._transport.pause_reading)()
+
+
+def address(name: Any) -> str:
+    """`host:port` of a socket name, IPv6 in brackets as Redis shows it."""
+    if not isinstance(name, tuple):
+        return str(name or "")
+    host, port = name[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,0 +1,83 @@
+"""Replies leave in the order of their requests, whenever each gets ready.
+
+A request takes a slot at once; the slot is filled when its reply is known. What is ready at the
+head is written piece by piece, and no piece is made before the transport wants it: a slow reader
+costs the socket buffer and nothing more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterator
+
+from pion_server.wire.limits import BY_REFERENCE
+from pion_server.wire.values import Payload
+
+# Largest piece handed to the transport at once: a transport that copies what the socket did not
+# take (asyncio's own, before Python 3.12) then copies no more than this.
+PIECE = 1 << 20
+
+
+class Slot:
+    """The place of one reply; `pieces` is None until it is known."""
+
+    __slots__ = ("pieces",)
+
+    def __init__(self) -> None:
+        self.pieces: Iterator[Payload] | None = None
+
+
+class Outbox:
+    """An ordered queue of replies in front of one transport."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._slots: deque[Slot] = deque()
+        self._unsent: memoryview | None = None  # rest of a piece larger than PIECE
+        self.writable = True  # the transport's pause_writing / resume_writing
+
+    def __len__(self) -> int:
+        """Replies that are not yet wholly with the transport."""
+        return len(self._slots)
+
+    def reserve(self) -> Slot:
+        """The next slot; fill `slot.pieces` and flush."""
+        slot = Slot()
+        self._slots.append(slot)
+        return slot
+
+    def flush(self) -> None:
+        """Write what is ready for as long as the transport takes it."""
+        small: list[Payload] = []
+        held = 0
+        while self.writable and (piece := self._next_piece()) is not None:
+            small.append(piece)
+            held += len(piece)
+            if held >= BY_REFERENCE:
+                self._write(small)
+                small, held = [], 0
+        if small:
+            self._write(small)
+
+    def _next_piece(self) -> Payload | None:
+        if self._unsent is not None:
+            piece, rest = self._unsent[:PIECE], self._unsent[PIECE:]
+            self._unsent = rest if len(rest) else None
+            return piece
+        while self._slots and (pieces := self._slots[0].pieces) is not None:
+            piece = next(pieces, None)
+            if piece is None:
+                self._slots.popleft()
+            elif len(piece) > PIECE:
+                self._unsent = memoryview(piece)
+                return self._next_piece()
+            else:
+                return piece
+        return None
+
+    def _write(self, pieces: list[Payload]) -> None:
+        # The last one may be large: it goes by itself, uncopied. The rest is small by construction.
+        if len(pieces) > 1:
+            self._transport.write(b"".join(pieces[:-1]))
+        self._transport.write(pieces[-1])
