@@ -22,21 +22,12 @@ PIECE = 1 << 20
 
 
 class WireFormat(Enum):
-    """The FMT word of a command: a codec's name, or NATIVE for whatever the rows are stored in."""
+    """The FMT word of a command: a codec, or NATIVE for whatever the rows are stored in."""
 
     FP32 = "fp32"
     FP16 = "fp16"
     BF16 = "bf16"
     NATIVE = "native"
-
-    @classmethod
-    def parse(cls, word: str) -> WireFormat:
-        """The format called `word`, in any case; raises PionError naming the known ones."""
-        try:
-            return cls(word.lower())
-        except ValueError:
-            known = ", ".join(cls.__members__)
-            raise PionError(f"unknown FMT '{word[:32]}', known are {known}") from None
 
     def codec(self, stored: Codec) -> Codec:
         """The codec of the bytes on the wire, for rows stored by `stored`."""
