@@ -1,0 +1,133 @@
+"""Bytes -> requests: RESP arrays of bulks, and inline commands. Malformed input is worded as
+Redis words it.
+
+    buffer = decoder.get_buffer(); n = recv_into(buffer); decoder.buffer_updated(n)
+    while (request := decoder.next_request()) is not None: ...
+
+Stricter than Redis in one point: the CRLF behind a bulk is checked, for a sender that miscounted
+would otherwise have its blob stored cut or shifted.
+"""
+
+from __future__ import annotations
+
+from pion_server.errors import ProtocolError
+from pion_server.wire import inline
+from pion_server.wire.limits import Limits
+from pion_server.wire.receive import CRLF, NO_BULK, Receiver, integer
+from pion_server.wire.values import Payload
+
+_ARRAY = ord("*")
+# Headers of small bulks by their text: one lookup checks the `$` and the number.
+_SMALL = {b"$%d" % nbytes: nbytes for nbytes in range(1000)}
+_SMALL_HEADER = len(b"$999\r\n")
+_NOT_SMALL = 1 << 62  # beyond any buffer, so it fails the check for being all there
+
+
+class RequestDecoder(Receiver):
+    """`limits` may be replaced at any time; they hold from the next header on."""
+
+    __slots__ = ("_arguments", "_missing", "limits")
+
+    def __init__(self, limits: Limits) -> None:
+        super().__init__()
+        self.limits = limits
+        self._arguments: list[Payload] = []  # of the request being read
+        self._missing = 0  # arguments it still lacks
+
+    def next_request(self) -> list[Payload] | None:
+        """The next request (at least its name), or None until more bytes are received.
+
+        Raises ProtocolError on malformed input, and again on every later call.
+        """
+        if self._broken is not None:
+            raise self._broken
+        try:
+            return self._request()
+        except ProtocolError as error:
+            self._break(error)
+            raise
+
+    def _request(self) -> list[Payload] | None:
+        if not self._missing and not self._begin():
+            return None
+        while self._missing:
+            if self._nbytes == NO_BULK:
+                self._take_small_arguments()
+                if not self._missing:
+                    break
+            argument = self._take_argument()
+            if argument is None:
+                return None
+            self._arguments.append(argument)
+            self._missing -= 1
+        arguments, self._arguments = self._arguments, []
+        return arguments
+
+    def _begin(self) -> bool:
+        """Read up to the first argument of an array, or one inline command; empty ones are
+        skipped."""
+        while self._at < self._end:
+            if self._scratch[self._at] == _ARRAY:
+                line = self._take_line(CRLF, "too big mbulk count string")
+                if line is None:
+                    return False
+                self._missing = self._checked_count(line)
+            else:
+                line = self._take_line(b"\n", "too big inline request")
+                if line is None:
+                    return False
+                self._arguments += inline.split(line.removesuffix(b"\r"))
+            if self._missing or self._arguments:
+                return True
+        return False
+
+    def _take_small_arguments(self) -> None:
+        """The fast path: arguments that are all in scratch. It leaves at anything else, broken
+        input included, to _take_argument(). Looking at stale bytes behind `end` does no harm, as
+        nothing is taken that reaches beyond it."""
+        scratch, arguments = self._scratch, self._arguments
+        at, end, max_bulk = self._at, self._end, self.limits.max_bulk
+        before = len(arguments)
+        for _ in range(self._missing):
+            line_end = scratch.find(CRLF, at, at + _SMALL_HEADER)
+            if line_end < 0:
+                break
+            nbytes = _SMALL.get(scratch[at:line_end], _NOT_SMALL)
+            first = line_end + 2
+            last = first + nbytes
+            if last + 2 > end or nbytes > max_bulk or scratch[last : last + 2] != CRLF:
+                break
+            arguments.append(scratch[first:last])
+            at = last + 2
+        self._missing -= len(arguments) - before
+        self._at = at
+
+    def _take_argument(self) -> Payload | None:
+        """Any argument, in any number of steps."""
+        if self._nbytes == NO_BULK:
+            line = self._take_line(CRLF, "too big bulk count string")
+            if line is None:
+                return None
+            self._expect_bulk(self._checked_length(line))
+        return self._take_bulk()
+
+    def _checked_count(self, line: bytes) -> int:
+        count = integer(line[1:])
+        if count is None:
+            raise ProtocolError("invalid multibulk length")
+        if count > self.limits.max_args:
+            known = self.limits.authenticated
+            raise ProtocolError(f"{'invalid' if known else 'unauthenticated'} multibulk length")
+        return max(count, 0)
+
+    def _checked_length(self, line: bytes) -> int:
+        if line[:1] != b"$":
+            got = line[:1].decode("latin-1") or "\r"
+            raise ProtocolError(f"expected '$', got '{got}'")
+        nbytes = integer(line[1:])
+        if nbytes is None or nbytes < 0:
+            raise ProtocolError("invalid bulk length")
+        if nbytes > self.limits.max_bulk:
+            known = self.limits.authenticated
+            raise ProtocolError(f"{'invalid' if known else 'unauthenticated'} bulk length")
+        return nbytes
