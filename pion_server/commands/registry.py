@@ -60,6 +60,9 @@ class Command:
 
 
 TABLE: dict[str, Command] = {}
+# CLIENT|SETNAME and the like, under Redis' names for them. A table apart, because a client cannot
+# call them by that name.
+SUBCOMMANDS: dict[str, Command] = {}
 
 
 def command(
@@ -72,7 +75,8 @@ def command(
     access: Access = Access.READ,
     errors: tuple[str, ...] = (),
 ) -> Callable[[Handler], Handler]:
-    """Enter a handler into the table. Its docstring is the command's documentation.
+    """Enter a handler into the table. Its docstring is the command's documentation. A name with a
+    `|` is a subcommand's (commands/subcommands.py runs it).
 
     The handler gets the arguments after the name. It returns a Reply or a Job, or raises
     PionError, which becomes the error reply. `syntax` is the full wire form, `reply` says what
@@ -80,10 +84,11 @@ def command(
     """
 
     def enter(handler: Handler) -> Handler:
-        if name in TABLE:
+        table = SUBCOMMANDS if "|" in name else TABLE
+        if name in table:
             raise ValueError(f"command {name} is defined twice")
         summary = " ".join((handler.__doc__ or "").split())
-        TABLE[name] = Command(name, arity, access, group, syntax, reply, errors, summary, handler)
+        table[name] = Command(name, arity, access, group, syntax, reply, errors, summary, handler)
         return handler
 
     return enter
