@@ -32,7 +32,8 @@ INCOMPLETE: Final = Incomplete.INCOMPLETE
 
 # (index of the bulk string within its reply, nbytes) -> a writable memoryview of format "B" and
 # exactly `nbytes` to receive it into, or None to let the decoder find memory. Every `$` string
-# counts, map keys too; nulls, and strings in attributes and push frames, do not.
+# counts that is the reply or a direct item of it, so the payloads of an array are 0, 1, 2 ...
+# whatever a header in front of them holds. Nulls and deeper strings do not count.
 Sink: TypeAlias = Callable[[int, int], memoryview | None]
 
 _DOUBLE = re.compile(rb"[+-]?(?:[0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?|inf|nan)")
@@ -123,7 +124,7 @@ class ReplyDecoder(Receiver):
         return INCOMPLETE
 
     def _ask_sink(self, nbytes: int) -> memoryview | None:
-        if self._frames and self._frames[-1].apart:
+        if len(self._frames) > 1 or (self._frames and self._frames[-1].apart):
             return None
         index = self._bulks
         self._bulks += 1
