@@ -25,7 +25,7 @@ class ProtocolError(PionError):
     """The bytes are not RESP. The stream has lost its frame boundaries: reply, then close."""
 
     def wire(self) -> str:
-        return f"ERR Protocol error: {self}"
+        return "ERR Protocol error: " + super().wire().removeprefix("ERR ")
 
 
 class NoAuth(PionError):
