@@ -51,8 +51,12 @@ class LargeBulk:
         self._growing: mmap.mmap | None = None
         if into is not None:
             self._view = into
-        elif nbytes > RESERVE and sys.platform == "linux":
-            self._growing = _movable_block(RESERVE)
+        elif sys.platform == "linux" and nbytes > RESERVE:
+            # resize() of a mapping moves its pages (mremap), huge ones as such. An ndarray's would
+            # copy them: numpy's advice for huge pages keeps realloc() from moving.
+            self._growing = mmap.mmap(-1, RESERVE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            with contextlib.suppress(OSError):  # a kernel without huge pages
+                self._growing.madvise(mmap.MADV_HUGEPAGE)
             self._view = memoryview(self._growing)
         else:
             # Leaves pages untouched, and on Linux asks for huge ones: fewer page faults. Where
@@ -80,16 +84,6 @@ class LargeBulk:
             self._view = memoryview(self._growing)
         self._lent = self._view[self.filled :]
         return self._lent
-
-
-def _movable_block(nbytes: int) -> mmap.mmap:
-    """Memory that resize() enlarges by moving its pages (mremap), huge ones as such. An ndarray's
-    resize() copies, since numpy's advice for huge pages keeps realloc() from moving them."""
-    assert sys.platform == "linux"
-    block = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(OSError):  # a kernel without huge pages
-        block.madvise(mmap.MADV_HUGEPAGE)
-    return block
 
 
 class Receiver:
