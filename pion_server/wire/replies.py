@@ -44,13 +44,12 @@ _BIG_NUMBER = re.compile(rb"[+-]?[0-9]{1,4300}")
 class _Frame:
     """An aggregate whose items are still coming."""
 
-    __slots__ = ("apart", "count", "items", "kind")
+    __slots__ = ("count", "items", "kind")
 
-    def __init__(self, kind: bytes, count: int, apart: bool) -> None:
+    def __init__(self, kind: bytes, count: int) -> None:
         self.kind = kind
         self.count = count
         self.items: list[Any] = []
-        self.apart = apart  # in an attribute or a push frame: no part of the reply
 
 
 class ReplyDecoder(Receiver):
@@ -124,7 +123,8 @@ class ReplyDecoder(Receiver):
         return INCOMPLETE
 
     def _ask_sink(self, nbytes: int) -> memoryview | None:
-        if len(self._frames) > 1 or (self._frames and self._frames[-1].apart):
+        frames = self._frames
+        if len(frames) > 1 or (frames and frames[0].kind in _NO_PART):
             return None
         index = self._bulks
         self._bulks += 1
@@ -143,8 +143,7 @@ class ReplyDecoder(Receiver):
             raise ProtocolError(f"a reply nested deeper than {MAX_DEPTH}")
         if kind == b">" and self._frames:
             raise ProtocolError("a push frame inside a reply")
-        apart = kind in b">|" or (bool(self._frames) and self._frames[-1].apart)
-        self._frames.append(_Frame(kind, count * _ITEMS_PER_ENTRY[kind], apart))
+        self._frames.append(_Frame(kind, count * _ITEMS_PER_ENTRY[kind]))
         return INCOMPLETE
 
     def _settle(self, value: Reply | Incomplete) -> Reply | Incomplete:
@@ -164,7 +163,7 @@ class ReplyDecoder(Receiver):
     def _closed(self, frame: _Frame) -> Reply | Incomplete:
         if frame.kind == b">":
             self.pushes.append(frame.items)
-        if frame.kind in b">|":
+        if frame.kind in _NO_PART:
             return INCOMPLETE
         return _mapping(frame.items) if frame.kind == b"%" else frame.items
 
@@ -251,3 +250,4 @@ _BLOBS: dict[bytes, Callable[[Payload], Reply]] = {
     b"=": _verbatim,
 }
 _ITEMS_PER_ENTRY = {b"*": 1, b"~": 1, b">": 1, b"%": 2, b"|": 2}
+_NO_PART = (b">", b"|")  # push frames and attributes come along with a reply
