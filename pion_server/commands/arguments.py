@@ -37,7 +37,7 @@ class Arguments:
         """The next argument as raw bytes, by reference."""
         return memoryview(self.take(what))
 
-    def bytes(self, what: str) -> bytes:
+    def octets(self, what: str) -> bytes:
         """The next argument as bytes."""
         return bytes(self.take(what))
 

@@ -62,5 +62,6 @@ class Context:
     def apply(self, mutation: Mutation) -> int:
         """Make room for the mutation within --max-memory, then carry it out. The one choke point
         through which commands change state. Returns what Store.apply returns."""
-        make_room(self.server.store, self.server.config.max_memory, mutation)
-        return self.server.store.apply(mutation)
+        server = self.server
+        server.stats.evicted += make_room(server.store, server.config.max_memory, mutation)
+        return server.store.apply(mutation)

@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from concurrent.futures import Executor
-from typing import Any
+from typing import Any, cast
 
 from pion_server.commands.context import Client
 from pion_server.commands.dispatcher import Dispatcher
@@ -52,8 +52,8 @@ class Connection(asyncio.BufferedProtocol):
     # -- the transport's calls ---------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # uvloop's transports have the interface, but not the base class.
+        self._transport = transport = cast(asyncio.Transport, transport)
         transport.set_write_buffer_limits(high=PIECE)
         self._outbox = Outbox(transport)
         self._client = Client(

@@ -62,18 +62,16 @@ class Outbox:
 
     def _next_piece(self) -> Payload | None:
         if self._unsent is not None:
-            piece, rest = self._unsent[:PIECE], self._unsent[PIECE:]
+            part, rest = self._unsent[:PIECE], self._unsent[PIECE:]
             self._unsent = rest if len(rest) else None
-            return piece
+            return part
         while self._slots and (pieces := self._slots[0].pieces) is not None:
-            piece = next(pieces, None)
-            if piece is None:
-                self._slots.popleft()
-            elif len(piece) > PIECE:
+            for piece in pieces:
+                if len(piece) <= PIECE:
+                    return piece
                 self._unsent = memoryview(piece)
                 return self._next_piece()
-            else:
-                return piece
+            self._slots.popleft()
         return None
 
     def _write(self, pieces: list[Payload]) -> None:
