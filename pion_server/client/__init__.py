@@ -1,0 +1,39 @@
+"""The other end of the wire: `Client` and `AsyncClient`, one method a command.
+
+    with Client("pion://127.0.0.1:1974") as client:
+        rows = client.prefix_fetch("my-prefix", fmt="NATIVE")
+
+Arrays go out without a copy and replies can be received into the caller's memory. Every call has a
+deadline. Errors are the classes of pion_server/errors.py.
+"""
+
+from pion_server.client.asynchronous import AsyncClient
+from pion_server.client.calls import Call, PrefixRows
+from pion_server.client.sync import Client
+from pion_server.errors import (
+    ConnectionFailed,
+    DeadlineExceeded,
+    Mismatch,
+    NoAuth,
+    OutOfMemory,
+    PionError,
+    ProtocolError,
+    WrongPass,
+    WrongType,
+)
+
+__all__ = [
+    "AsyncClient",
+    "Call",
+    "Client",
+    "ConnectionFailed",
+    "DeadlineExceeded",
+    "Mismatch",
+    "NoAuth",
+    "OutOfMemory",
+    "PionError",
+    "PrefixRows",
+    "ProtocolError",
+    "WrongPass",
+    "WrongType",
+]

@@ -1,0 +1,272 @@
+"""`AsyncClient`: awaited calls, pipelined in order over one connection, each under a deadline.
+
+Any number of calls may be awaited at once. It belongs to the event loop that first uses it. A call
+that is given up, by its deadline or by cancellation, closes the connection: its reply may be on
+its way into the caller's buffer, its request half out. The others in flight then run again on a
+new connection if that is safe (see `Call.retry`), and raise ConnectionFailed if not. So give calls
+with impatient deadlines a client of their own. A broken connection is otherwise treated as
+`Client` treats it: calls are repeated once, if it had worked before and if that is safe.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Sequence
+from typing import Any, Self, TypeVar
+
+from pion_server.client.calls import Call
+from pion_server.client.conversation import (
+    Conversation,
+    Deadline,
+    Exchange,
+    describe,
+    handshake,
+    outcome,
+    safe_to_repeat,
+)
+from pion_server.client.methods import Commands
+from pion_server.client.url import DEFAULT_URL, Address, Endpoint, Place, parse_url
+from pion_server.errors import ConnectionFailed, PionError
+from pion_server.wire.values import Reply
+
+T = TypeVar("T")
+# Large payloads are handed to the transport in slices, each once the one before has drained: some
+# event loops copy what the socket does not take at once, and this bounds that copy.
+SLICE = 1 << 20
+
+
+class AsyncClient(Commands):
+    """A client of one server; one coroutine a command (pion_server/client/methods.py).
+
+    `timeout` is the deadline of a call in seconds. Calls raise ConnectionFailed, DeadlineExceeded,
+    or the error that the server answered, all of them PionError.
+    """
+
+    def __init__(self, url: str = DEFAULT_URL, *, timeout: float = 5.0) -> None:
+        self._endpoint = parse_url(url)
+        self._timeout = timeout
+        self._closed = False
+        self._connecting = asyncio.Lock()
+        self._link: Link | None = None
+
+    async def execute(self, call: Call[T], *, timeout: float | None = None) -> T:
+        """Run a call and await its value, for `timeout` seconds instead of the client's."""
+        (reply,) = await self._run([call], timeout)
+        return call.result(reply)
+
+    async def pipeline(
+        self, calls: Sequence[Call[T]], *, timeout: float | None = None
+    ) -> list[T | PionError]:
+        """Run calls in one write and one round trip. A call that the server refused has its error
+        in the list, in its place; only what ends all of them is raised."""
+        if not calls:
+            return []
+        replies = await self._run(calls, timeout)
+        return [outcome(call, reply) for call, reply in zip(calls, replies, strict=True)]
+
+    async def close(self) -> None:
+        """Close the connection. Calls in flight and later ones raise ConnectionFailed."""
+        self._closed = True
+        if self._link is not None:
+            self._link.lose("this client is closed")
+            await self._link.closed.wait()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return f"<AsyncClient of {self._endpoint.place}>"
+
+    async def _run(self, calls: Sequence[Call[Any]], timeout: float | None) -> list[Reply]:
+        seconds = self._timeout if timeout is None else timeout
+        deadline = Deadline(seconds, describe(calls, self._endpoint))
+        try:
+            async with asyncio.timeout(deadline.left()):
+                return await self._attempt(calls, deadline)
+        except TimeoutError:
+            raise deadline.exceeded() from None
+
+    async def _attempt(self, calls: Sequence[Call[Any]], deadline: Deadline) -> list[Reply]:
+        may_repeat = safe_to_repeat(calls)
+        while True:
+            link = await self._ready(deadline)
+            proven = link.proven
+            try:
+                replies = await link.exchange(calls)
+            except GivenUp:
+                if not may_repeat:
+                    raise
+            except ConnectionFailed:
+                if not (proven and may_repeat):
+                    raise
+                may_repeat = False
+            else:
+                link.proven = True
+                return replies
+
+    async def _ready(self, deadline: Deadline) -> Link:
+        async with self._connecting:
+            if self._closed:
+                raise ConnectionFailed("this client is closed")
+            if self._link is None or self._link.lost:
+                self._link = await Link.open(self._endpoint, deadline)
+            return self._link
+
+
+class GivenUp(ConnectionFailed):
+    """The connection was closed because another call on it was given up."""
+
+
+class InFlight(Exchange):
+    """An exchange whose caller waits for a future."""
+
+    def __init__(self, calls: Sequence[Call[Any]]) -> None:
+        super().__init__(calls)
+        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def finished(self) -> None:
+        if not self.over.done():
+            self.over.set_result(None)
+
+    def failed(self, error: Exception) -> None:
+        if not self.over.done():
+            self.over.set_exception(error)
+
+
+class Link(asyncio.BufferedProtocol):
+    """One connection. Once it is lost it stays lost."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._conversation: Conversation[InFlight] = Conversation()
+        self._turn = asyncio.Lock()
+        self._sending: InFlight | None = None
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self.lost = ""  # why
+        self.closed = asyncio.Event()
+        self.proven = False  # it has carried a call to its end
+
+    @classmethod
+    async def open(cls, endpoint: Endpoint, deadline: Deadline) -> Link:
+        """Connect and shake hands. Raises ConnectionFailed, or the server's refusal."""
+        sock = await _connected_socket(endpoint.place, deadline)
+        link = cls(endpoint.place)
+        try:
+            await asyncio.get_running_loop().create_connection(lambda: link, sock=sock)
+        except BaseException:
+            sock.close()
+            raise
+        opening = handshake(endpoint)
+        try:
+            for call, reply in zip(opening, await link.exchange(opening), strict=True):
+                call.result(reply)
+        except BaseException:
+            link.lose("the handshake failed")
+            raise
+        return link
+
+    async def exchange(self, calls: Sequence[Call[Any]]) -> list[Reply]:
+        """Send calls and wait for their replies. Leaving earlier loses the connection."""
+        flight = InFlight(calls)
+        try:
+            async with self._turn:  # requests leave whole, one after the other
+                if self.lost:
+                    raise ConnectionFailed(self.lost)
+                await self._send(flight)
+            await flight.over
+        finally:
+            if flight in self._conversation.waiting:
+                flight.over.cancel()
+                self.lose(f"another call to {self._place} was given up", GivenUp)
+        return flight.replies
+
+    async def _send(self, flight: InFlight) -> None:
+        """All of the request, unless the flight is over before: then `flight.over` says how."""
+        payloads = self._conversation.begin(flight)
+        self._sending = flight
+        for payload in payloads:
+            view = memoryview(payload)
+            for start in range(0, len(view), SLICE):
+                if flight.complete:
+                    self.lose("a request was refused before it was out")
+                if self.lost:
+                    return
+                self._transport.write(view[start : start + SLICE])
+                await self._writable.wait()
+
+    def lose(self, reason: str, error: type[ConnectionFailed] = ConnectionFailed) -> None:
+        """Close the connection now, and tell everyone who waits for a reply."""
+        if self.lost:
+            return
+        self.lost = reason
+        self._transport.abort()
+        self._writable.set()
+        for flight in self._conversation.waiting:
+            flight.failed(error(reason))
+        self._conversation.waiting.clear()
+
+    # -- the transport's calls ---------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._conversation.get_buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        try:
+            self._conversation.received(nbytes)
+        except Exception as error:  # a sink is the caller's code
+            if self._conversation.waiting:
+                self._conversation.waiting[0].failed(error)
+            self.lose(f"the connection to {self._place} is out of step: {error}")
+        if self._sending is not None and self._sending.complete:
+            self._writable.set()  # a sender that still waits here was refused
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        why = f"the connection to {self._place} broke: {exc}"
+        self.lose(why if exc else f"{self._place} closed the connection")
+        self.closed.set()
+
+
+async def _connected_socket(place: Place, deadline: Deadline) -> socket.socket:
+    """A socket to the first address that answers, each given its share of the time."""
+    loop = asyncio.get_running_loop()
+    try:
+        addresses = await loop.run_in_executor(None, place.resolve)
+    except (OSError, UnicodeError) as error:
+        raise ConnectionFailed(f"cannot find {place}: {error}") from error
+    failure: OSError | None = None
+    for position, address in enumerate(addresses):
+        try:
+            async with asyncio.timeout(deadline.left() / (len(addresses) - position)):
+                return await _connected(place, address)
+        except OSError as error:
+            failure = error
+    deadline.left()
+    raise ConnectionFailed(f"cannot reach {place}: {failure}") from failure
+
+
+async def _connected(place: Place, address: Address) -> socket.socket:
+    sock = socket.socket(address.family, socket.SOCK_STREAM)
+    try:
+        for option in place.socket_options:
+            sock.setsockopt(*option)
+        sock.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(sock, address.sockaddr)
+    except BaseException:
+        sock.close()
+        raise
+    return sock

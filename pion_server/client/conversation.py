@@ -1,0 +1,139 @@
+"""What both clients share, without I/O: calls in flight, their replies, deadlines, the handshake.
+
+Requests leave whole and in order, and replies come back in that order; a `Conversation` is one
+connection's record of who waits for what. It is over for good once its bytes are out of step: the
+owner closes the connection on any exception raised here.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Generic, TypeVar
+
+from pion_server.client.calls import Call, hello, select
+from pion_server.client.url import Endpoint
+from pion_server.errors import DeadlineExceeded, PionError, ProtocolError
+from pion_server.wire.encode import encode_request
+from pion_server.wire.limits import Limits
+from pion_server.wire.replies import Incomplete, ReplyDecoder
+from pion_server.wire.values import Payload, Reply
+
+
+class Exchange:
+    """Calls that go out in one write, and their replies so far."""
+
+    def __init__(self, calls: Sequence[Call[Any]]) -> None:
+        self.calls = calls
+        self.replies: list[Reply] = []
+
+    @property
+    def complete(self) -> bool:
+        return len(self.replies) == len(self.calls)
+
+    @property
+    def next_call(self) -> Call[Any]:
+        """The call whose reply comes next."""
+        return self.calls[len(self.replies)]
+
+    def finished(self) -> None:
+        """Called once, when the last reply is in."""
+
+
+E = TypeVar("E", bound=Exchange)
+
+
+class Conversation(Generic[E]):
+    """One connection's exchanges in flight."""
+
+    def __init__(self) -> None:
+        self._decoder = ReplyDecoder(Limits())
+        self.waiting: deque[E] = deque()
+
+    def begin(self, exchange: E) -> list[Payload]:
+        """What to send for an exchange of at least one call, whole and after everything before."""
+        payloads = [part for call in exchange.calls for part in encode_request(call.args)]
+        self.waiting.append(exchange)
+        if len(self.waiting) == 1:
+            self._expect()
+        return payloads
+
+    def get_buffer(self) -> memoryview:
+        """Where the next bytes from the server go."""
+        return self._decoder.get_buffer()
+
+    def received(self, nbytes: int) -> None:
+        """Bytes have come into the buffer: hand replies to those who wait.
+
+        Raises ProtocolError on bytes that are no reply or that nobody asked for, and whatever the
+        sink of the call raises whose reply is next.
+        """
+        self._decoder.buffer_updated(nbytes)
+        while not isinstance(reply := self._decoder.next_reply(), Incomplete):
+            if not self.waiting:
+                raise ProtocolError("the server sent a reply that nobody asked for")
+            exchange = self.waiting[0]
+            exchange.replies.append(reply)
+            if exchange.complete:
+                self.waiting.popleft()
+                exchange.finished()
+            if self.waiting:
+                self._expect()
+        self._decoder.pushes.clear()  # nothing here subscribes to anything
+
+    def _expect(self) -> None:
+        sink = self.waiting[0].next_call.sink
+        if sink is not None:
+            self._decoder.expect(sink)
+
+
+class Deadline:
+    """The time that one call has, from connecting to the last byte of its reply."""
+
+    def __init__(self, seconds: float, what: str) -> None:
+        if not 0 < seconds <= threading.TIMEOUT_MAX:
+            raise PionError(f"a timeout is a number of seconds above 0, got {seconds}")
+        self._what = what
+        self._seconds = seconds
+        self._at = time.monotonic() + seconds
+
+    def left(self) -> float:
+        """Seconds left, above 0. Raises DeadlineExceeded where there are none."""
+        left = self._at - time.monotonic()
+        if left <= 0:
+            raise self.exceeded()
+        return left
+
+    def exceeded(self) -> DeadlineExceeded:
+        """The error that says whose deadline passed."""
+        return DeadlineExceeded(f"{self._what}: no complete answer within {self._seconds:g} s")
+
+
+def describe(calls: Sequence[Call[Any]], endpoint: Endpoint) -> str:
+    """What an error says about the calls it ended."""
+    more = f" and {len(calls) - 1} more calls" if len(calls) > 1 else ""
+    return f"{calls[0].name}{more} to {endpoint.place}"
+
+
+def handshake(endpoint: Endpoint) -> list[Call[Any]]:
+    """The first calls on a connection, in one round trip; each result is to be asked for, since
+    each may raise."""
+    opening: list[Call[Any]] = [hello(endpoint.user, endpoint.password)]
+    if endpoint.db:
+        opening.append(select(endpoint.db))
+    return opening
+
+
+def safe_to_repeat(calls: Sequence[Call[Any]]) -> bool:
+    """Whether calls whose fate is unknown may be sent again."""
+    return all(call.retry for call in calls)
+
+
+def outcome(call: Call[Any], reply: Reply) -> Any:
+    """A reply as the call's value, or the PionError it stands for as a value."""
+    try:
+        return call.result(reply)
+    except PionError as error:
+        return error

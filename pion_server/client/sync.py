@@ -1,0 +1,243 @@
+"""`Client`: blocking calls over one connection, each under a deadline.
+
+Thread-safe: one call at a time, the others wait within their own deadlines. The connection opens
+with the first call, and again in a child process after a fork. One that broke while it was idle
+is replaced; where that shows only after sending, the calls are sent once more if that is safe (see
+`Call.retry`). After a deadline or a protocol error the connection is closed, never reused.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import select
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Self, TypeVar
+
+from pion_server.client.calls import Call
+from pion_server.client.conversation import (
+    Conversation,
+    Deadline,
+    Exchange,
+    describe,
+    handshake,
+    outcome,
+    safe_to_repeat,
+)
+from pion_server.client.methods import Commands
+from pion_server.client.outbox import Outbox
+from pion_server.client.url import DEFAULT_URL, Address, Endpoint, Place, parse_url
+from pion_server.errors import ConnectionFailed, PionError
+from pion_server.wire.values import Reply
+
+T = TypeVar("T")
+
+
+class Client(Commands):
+    """A client of one server; one method a command (pion_server/client/methods.py).
+
+    `timeout` is the deadline of a call in seconds. Calls raise ConnectionFailed, DeadlineExceeded,
+    or the error that the server answered, all of them PionError.
+    """
+
+    def __init__(self, url: str = DEFAULT_URL, *, timeout: float = 5.0) -> None:
+        self._endpoint = parse_url(url)
+        self._timeout = timeout
+        self._closed = False
+        self._adopt()
+
+    def execute(self, call: Call[T], *, timeout: float | None = None) -> T:
+        """Run a call and wait for its value, for `timeout` seconds instead of the client's."""
+        (reply,) = self._run([call], timeout)
+        return call.result(reply)
+
+    def pipeline(
+        self, calls: Sequence[Call[T]], *, timeout: float | None = None
+    ) -> list[T | PionError]:
+        """Run calls in one write and one round trip. A call that the server refused has its error
+        in the list, in its place; only what ends all of them is raised."""
+        if not calls:
+            return []
+        replies = self._run(calls, timeout)
+        return [outcome(call, reply) for call, reply in zip(calls, replies, strict=True)]
+
+    def close(self) -> None:
+        """Close the connection once the running call is over. Later calls raise
+        ConnectionFailed."""
+        self._closed = True
+        with self._lock:
+            if self._link is not None:
+                self._link.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Client of {self._endpoint.place}>"
+
+    def _run(self, calls: Sequence[Call[Any]], timeout: float | None) -> list[Reply]:
+        seconds = self._timeout if timeout is None else timeout
+        deadline = Deadline(seconds, describe(calls, self._endpoint))
+        with self._turn(deadline):
+            link, reused = self._ready(deadline)
+            try:
+                return link.exchange(calls, deadline)
+            except ConnectionFailed:
+                if not (reused and safe_to_repeat(calls)):
+                    raise
+            return self._connect(deadline).exchange(calls, deadline)
+
+    @contextmanager
+    def _turn(self, deadline: Deadline) -> Iterator[None]:
+        if self._pid != os.getpid():
+            self._adopt()
+        if not self._lock.acquire(timeout=deadline.left()):
+            raise deadline.exceeded()
+        try:
+            if self._closed:
+                raise ConnectionFailed("this client is closed")
+            yield
+        finally:
+            self._lock.release()
+
+    def _adopt(self) -> None:
+        """Start without a connection in this process: a forked child must not write into its
+        parent's, nor wait for a lock that one of the parent's threads held."""
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._link: Link | None = None
+
+    def _ready(self, deadline: Deadline) -> tuple[Link, bool]:
+        if self._link is not None and self._link.usable():
+            return self._link, True
+        return self._connect(deadline), False
+
+    def _connect(self, deadline: Deadline) -> Link:
+        if self._link is not None:
+            self._link.close()
+        self._link = Link.open(self._endpoint, deadline)
+        return self._link
+
+
+class Link:
+    """One connection. Any failure closes it."""
+
+    def __init__(self, sock: socket.socket, place: Place) -> None:
+        self._socket = sock
+        self._place = place
+        self._conversation: Conversation[Exchange] = Conversation()
+        self._poll = select.poll()
+        self._poll.register(sock, select.POLLIN)
+        self._open = True
+
+    @classmethod
+    def open(cls, endpoint: Endpoint, deadline: Deadline) -> Link:
+        """Connect and shake hands. Raises ConnectionFailed, DeadlineExceeded, or the server's
+        refusal."""
+        link = cls(_connected_socket(endpoint.place, deadline), endpoint.place)
+        opening = handshake(endpoint)
+        try:
+            for call, reply in zip(opening, link.exchange(opening, deadline), strict=True):
+                call.result(reply)
+        except BaseException:
+            link.close()
+            raise
+        return link
+
+    def usable(self) -> bool:
+        """Whether the idle connection can take a call: anything to read now is its end, or bytes
+        that nobody asked for."""
+        return self._open and not self._poll.poll(0)
+
+    def exchange(self, calls: Sequence[Call[Any]], deadline: Deadline) -> list[Reply]:
+        """Send calls and receive their replies, both at once: a server that answers before it has
+        read everything never finds us deaf."""
+        exchange = Exchange(calls)
+        try:
+            outbox = Outbox(self._conversation.begin(exchange))
+            while not exchange.complete:
+                outbox.send(self._socket)
+                if self._wait(bool(outbox), deadline):
+                    self._receive()
+        except BaseException:
+            self.close()
+            raise
+        if not outbox.sent:  # refused before it was out, so the stream is out of step
+            self.close()
+        return exchange.replies
+
+    def close(self) -> None:
+        self._open = False
+        self._socket.close()
+
+    def _wait(self, sending: bool, deadline: Deadline) -> bool:
+        """Wait until there is something to do; whether there may be something to read."""
+        self._poll.modify(self._socket, select.POLLIN | (select.POLLOUT if sending else 0))
+        # An hour is short enough for the C int that poll takes; the caller comes again.
+        events = self._poll.poll(min(deadline.left(), 3600) * 1000)
+        return any(event & ~select.POLLOUT for _, event in events)
+
+    def _receive(self) -> None:
+        try:
+            nbytes = self._socket.recv_into(self._conversation.get_buffer())
+        except BlockingIOError:
+            return
+        except OSError as error:
+            raise ConnectionFailed(f"the connection to {self._place} broke: {error}") from error
+        if not nbytes:
+            raise ConnectionFailed(f"{self._place} closed the connection")
+        self._conversation.received(nbytes)
+
+
+def _connected_socket(place: Place, deadline: Deadline) -> socket.socket:
+    """A non-blocking socket to the first address that answers, each given its share of the time."""
+    addresses = _resolve(place, deadline)
+    failure: OSError | None = None
+    for position, address in enumerate(addresses):
+        try:
+            return _connected(place, address, deadline.left() / (len(addresses) - position))
+        except OSError as error:
+            failure = error
+    deadline.left()
+    raise ConnectionFailed(f"cannot reach {place}: {failure}") from failure
+
+
+def _connected(place: Place, address: Address, seconds: float) -> socket.socket:
+    sock = socket.socket(address.family, socket.SOCK_STREAM)
+    try:
+        for option in place.socket_options:
+            sock.setsockopt(*option)
+        sock.settimeout(seconds)
+        sock.connect(address.sockaddr)
+        sock.setblocking(False)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _resolve(place: Place, deadline: Deadline) -> list[Address]:
+    """The place's addresses. A name server may hang and getaddrinfo has no timeout, so the question
+    is asked on a thread that can be left behind."""
+    answers: queue.SimpleQueue[list[Address] | OSError | UnicodeError] = queue.SimpleQueue()
+
+    def ask() -> None:
+        try:
+            answers.put(place.resolve())
+        except (OSError, UnicodeError) as error:
+            answers.put(error)
+
+    threading.Thread(target=ask, name="pion-resolve", daemon=True).start()
+    try:
+        answer = answers.get(timeout=deadline.left())
+    except queue.Empty:
+        raise deadline.exceeded() from None
+    if isinstance(answer, list):
+        return answer
+    raise ConnectionFailed(f"cannot find {place}: {answer}") from answer

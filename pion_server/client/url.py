@@ -1,0 +1,118 @@
+"""`pion://[user:password@]host[:port][/db]`: where a server is, and who we say we are.
+
+User, password and IPv6 zones are percent-decoded. A URL may hold a password, so no error and no
+repr made here shows any part of it beyond scheme, host and port. The scheme picks the transport
+from a table: how the rest of the URL is read, and which sockets can reach the server.
+"""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+from urllib.parse import SplitResult, unquote, urlsplit
+
+from pion_server.errors import PionError
+
+# As in pion_server/config.py, which would bring pydantic into every process of a connector.
+DEFAULT_PORT = 1974
+DEFAULT_URL = f"pion://127.0.0.1:{DEFAULT_PORT}"
+_FORM = "pion://[user:password@]host[:port][/db]"
+_ENCODE = "percent-encode any of / ? # @ : [ ] in the user and the password"
+
+
+class Address(NamedTuple):
+    """One way to reach a server, as `socket.socket(family)` and `connect(sockaddr)` take it."""
+
+    family: int
+    sockaddr: Any
+
+
+class Place(Protocol):
+    """Where a server listens, under one transport. `str()` of it is fit for logs."""
+
+    @property
+    def socket_options(self) -> tuple[tuple[int, int, int], ...]:
+        """(level, option, value) to set before connecting."""
+
+    def resolve(self) -> list[Address]:
+        """The addresses to try, in order; may block on a name server. Raises OSError."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tcp:
+    """A host and a port."""
+
+    host: str
+    port: int
+
+    @property
+    def socket_options(self) -> tuple[tuple[int, int, int], ...]:
+        # NODELAY: a request that ends in a short segment must not wait for an ACK.
+        # KEEPALIVE: a machine that went away is noticed on connections that stay idle for hours.
+        return (
+            (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+            (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+        )
+
+    def resolve(self) -> list[Address]:
+        found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
+        return [Address(family, sockaddr) for family, _, _, _, sockaddr in found]
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A parsed URL. `password` None: no AUTH."""
+
+    place: Place
+    user: str = "default"
+    password: str | None = field(default=None, repr=False)
+    db: int = 0
+
+
+def parse_url(url: str) -> Endpoint:
+    """The endpoint a URL names. Raises PionError, which never quotes the URL."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        raise PionError(f"not a valid URL; the form is {_FORM}; {_ENCODE}") from None
+    transport = TRANSPORTS.get(parts.scheme)
+    if transport is None:
+        known = ", ".join(f"{scheme}://" for scheme in TRANSPORTS)
+        raise PionError(f"unknown URL scheme; known here: {known}; the form is {_FORM}")
+    if parts.query or parts.fragment:
+        raise PionError(f"a URL has no ? or # part; {_ENCODE}")
+    return transport(parts)
+
+
+def _tcp(parts: SplitResult) -> Endpoint:
+    try:
+        host, port = parts.hostname, parts.port
+    except ValueError:  # its words may quote the password
+        raise PionError(f"the port must be a number from 1 to 65535; {_ENCODE}") from None
+    if port == 0:
+        raise PionError("the port must be a number from 1 to 65535, got 0")
+    user, password = unquote(parts.username or ""), unquote(parts.password or "")
+    if user and not password:
+        raise PionError(f"a user without a password; the form is {_FORM}")
+    return Endpoint(
+        Tcp(unquote(host or "127.0.0.1"), port or DEFAULT_PORT),
+        user or "default",
+        password or None,
+        _db(parts.path),
+    )
+
+
+def _db(path: str) -> int:
+    number = path.strip("/")
+    if not number:
+        return 0
+    if not (number.isascii() and number.isdecimal() and len(number) <= 9):
+        raise PionError("what follows the host must be the number of a db, as in /0")
+    return int(number)
+
+
+TRANSPORTS = {"pion": _tcp}
