@@ -1,0 +1,29 @@
+"""Cold prefill, as mlx-lm's own `generate_step` does it, but over the whole prefix."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+from mlx_lm.generate import generation_stream
+from mlx_lm.models.cache import KVCache
+
+from pion_vllm_mlx.model import Model, arrays, make_caches
+
+PREFILL_STEP_SIZE = 2048  # mlx-lm's default chunk
+
+
+def prefill(model: Model, token_ids: Sequence[int]) -> list[KVCache]:
+    """The caches after running all of `token_ids` through `model`.
+
+    Every array in them is evaluated, so any thread or stream may go on with them. Raises
+    UnsupportedCacheError as make_caches does.
+    """
+    caches = make_caches(model)
+    tokens = mx.array(list(token_ids))
+    with mx.stream(generation_stream):
+        for begin in range(0, tokens.size, PREFILL_STEP_SIZE):
+            model(tokens[None, begin : begin + PREFILL_STEP_SIZE], cache=caches)
+            mx.eval(arrays(caches))
+            mx.clear_cache()
+    return caches

@@ -1,0 +1,206 @@
+"""PionPromptCache: a shared prefix is prefilled once, in whichever process meets it first.
+
+One round trip asks for the prefix and receives its rows; on a miss the model prefills here and the
+rows are stored behind the request's back. Whatever goes wrong with Pion is a miss: the answer is
+the same, only later.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+import weakref
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Self
+from urllib.parse import quote
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+from mlx_lm.models.cache import KVCache
+
+from pion_server.client import Call, calls
+from pion_server.config import DEFAULT_PORT
+from pion_server.errors import DeadlineExceeded
+from pion_vllm_mlx.background import Background
+from pion_vllm_mlx.fingerprint import model_fingerprint, prefix_fingerprint
+from pion_vllm_mlx.layout import read_layout
+from pion_vllm_mlx.model import Model, UnsupportedCacheError
+from pion_vllm_mlx.prefill import prefill
+from pion_vllm_mlx.remote import Remote, Unavailable
+from pion_vllm_mlx.rows import Receiver, to_rows
+from pion_vllm_mlx.stats import Stats
+
+__all__ = ["PionPromptCache", "UnsupportedCacheError"]
+
+
+class PionPromptCache:
+    """Prompt caches of one model, shared through a pion-server.
+
+    `vquant` is how rows are stored: fp16 (the default), bf16, fp32, or `native`, the model's own
+    dtype, with which a restored cache is bit-identical to the one that was stored. `timeout`
+    (seconds) bounds what one request can lose to Pion; after a server could not be reached or
+    timed out it is not asked again for 5 s. Load adapters before: the model is fingerprinted here.
+
+    Use an instance from the thread that runs the model. Raises UnsupportedCacheError for a model
+    whose caches are not all plain KVCache, and ValueError for an unknown `vquant`.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        host: str = "127.0.0.1",
+        port: int = DEFAULT_PORT,
+        vquant: str = "fp16",
+        timeout: float = 5.0,
+        username: str | None = None,
+        password: str | None = None,
+    ) -> None:
+        self._model = model
+        self._layout = read_layout(model, vquant)
+        self._model_fingerprint = model_fingerprint(model)
+        self._timeout = timeout
+        self._stats = Stats()
+        self._remote = Remote(_url(host, port, username, password), timeout, self._stats)
+        self._background = Background()
+        # Runs on close(), when the object is collected, or when the interpreter exits.
+        self._finish = weakref.finalize(self, _finish, self._background, self._remote, timeout)
+
+    @staticmethod
+    def make_namespace(*parts: str) -> str:
+        """The first 32 hex digits of sha256 over the parts joined by `|`.
+
+        The parts should name everything the K/V depend on (model, format, adapter, prompt). The
+        fingerprint that is stored with the rows catches what they forget.
+        """
+        return hashlib.sha256("|".join(parts).encode()).hexdigest()[:32]
+
+    def get_or_prefill(
+        self, prefix_ids: Sequence[int] | npt.NDArray[Any] | mx.array, namespace: str
+    ) -> list[KVCache]:
+        """Caches that hold exactly `prefix_ids`, for mlx-lm's `prompt_cache`; the caller's to keep.
+
+        Raises ValueError where `prefix_ids` is empty or no flat list of ids; never because of Pion.
+        """
+        token_ids = _token_ids(prefix_ids)
+        fingerprint = prefix_fingerprint(
+            self._model_fingerprint, map(str, self._layout.formats), token_ids
+        )
+        try:
+            caches, answered = self._restore(token_ids, namespace, fingerprint), True
+        except Unavailable:
+            caches, answered = None, False
+        if caches is not None:
+            self._stats.add(hits=1)
+            return caches
+        start = time.perf_counter()
+        caches = prefill(self._model, token_ids)
+        prefill_ms = (time.perf_counter() - start) * 1e3
+        self._stats.add(misses=1, prefill_ms_total=prefill_ms)
+        if answered:  # else the server is away, or the namespace is someone else's
+            self._store(caches, namespace, fingerprint, prefill_ms)
+        return caches
+
+    def lookup(self, namespace: str) -> bool:
+        """Whether the server holds a complete prefix under `namespace`; False where it is away.
+
+        Of any model and any tokens: only get_or_prefill checks these.
+        """
+        try:
+            with self._remote.guard():
+                # MATCH, since a LOOKUP would enter a hit into the server's receipt.
+                (hits,) = self._remote.read([calls.prefix_match([namespace])], self._timeout)
+        except Unavailable:
+            return False
+        return bool(hits)
+
+    def stats(self) -> dict[str, Any]:
+        """Counters since the start: hits, misses, hit_rate, fetch_ms_total, store_ms_total, ...
+
+        Times are milliseconds, sizes bytes; `errors` counts failures by kind.
+        """
+        return self._stats.as_dict()
+
+    def flush(self) -> bool:
+        """Wait until pending stores are over; False where that takes longer than `timeout`."""
+        return self._background.wait(self._timeout)
+
+    def close(self) -> None:
+        """Finish pending stores, as flush() does, and close the connections."""
+        self._finish()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _restore(
+        self, token_ids: Sequence[int], namespace: str, fingerprint: str
+    ) -> list[KVCache] | None:
+        """The caches from the server, None where it has no such prefix, or Unavailable."""
+        start = time.perf_counter()
+        receiver = Receiver(self._layout, len(token_ids))
+        round_trip: list[Call[Any]] = [
+            calls.prefix_lookup(namespace, tokens=len(token_ids), fingerprint=fingerprint),
+            calls.prefix_fetch(
+                namespace, fmt="NATIVE", fingerprint=fingerprint, into=receiver.buffer
+            ),
+        ]
+        with self._remote.guard():
+            if not self._background.wait(self._timeout, namespace):
+                raise DeadlineExceeded("this prefix is still being stored")
+            left = self._timeout - (time.perf_counter() - start)
+            _, rows = self._remote.read(round_trip, max(left, 0.001))
+            if rows is None:
+                return None
+            caches = receiver.caches(rows)
+        self._stats.add(
+            bytes_fetched=len(token_ids) * self._layout.token_bytes,
+            fetch_ms_total=(time.perf_counter() - start) * 1e3,
+        )
+        return caches
+
+    def _store(
+        self, caches: Sequence[KVCache], namespace: str, fingerprint: str, prefill_ms: float
+    ) -> None:
+        """Hand the rows to the background. They leave the caches here, on the model's thread."""
+        if not self._background.has_room:
+            self._stats.add(stores_dropped=1)
+            return
+        tokens = caches[0].offset
+        register = calls.prefix_register_schema(
+            namespace,
+            self._layout.keys,
+            self._layout.values,
+            tokens=tokens,
+            fingerprint=fingerprint,
+            prefill_ms=prefill_ms,
+        )
+        rows = to_rows(caches, self._layout)
+        store = calls.prefix_store(namespace, 0, tokens, rows, fmt="NATIVE")
+        nbytes = tokens * self._layout.token_bytes
+        job = partial(self._remote.store, [register, store], nbytes)
+        if not self._background.submit(namespace, job):
+            self._stats.add(stores_dropped=1)
+
+
+def _token_ids(prefix_ids: Any) -> list[int]:
+    ids = np.asarray(prefix_ids)
+    if ids.ndim != 1 or not ids.size or ids.dtype.kind not in "iu":
+        raise ValueError(
+            f"prefix_ids must be a flat, non-empty list of token ids, got {ids.dtype} of shape "
+            f"{ids.shape}"
+        )
+    return ids.tolist()  # type: ignore[no-any-return]
+
+
+def _url(host: str, port: int, username: str | None, password: str | None) -> str:
+    login = f"{quote(username or '', safe='')}:{quote(password, safe='')}@" if password else ""
+    return f"pion://{login}{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def _finish(background: Background, remote: Remote, timeout: float) -> None:
+    background.close(timeout)
+    remote.close()

@@ -1,0 +1,89 @@
+"""The one way to the server, where every failure becomes `Unavailable`.
+
+An engine must answer whatever happens to Pion, so nothing else comes out of here: a refused, dead
+or hanging server, a mismatch, a reply that makes no sense are counted by kind, logged once per
+kind, and left at that. After a server could not be reached or did not answer in time, it is left
+alone for RETRY_AFTER_S, so that the timeout is not paid again with every request.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from pion_server.client import Call, Client
+from pion_server.errors import ConnectionFailed, DeadlineExceeded, PionError
+from pion_vllm_mlx.stats import Stats
+
+logger = logging.getLogger(__name__)
+
+RETRY_AFTER_S = 5.0
+
+
+class Unavailable(Exception):
+    """The server gave no usable answer. It is counted and logged already."""
+
+
+class Remote:
+    """Two connections to one server, so that a long store never keeps a request waiting."""
+
+    def __init__(self, url: str, timeout: float, stats: Stats) -> None:
+        self._reader = Client(url, timeout=timeout)
+        self._writer = Client(url, timeout=timeout)
+        self._stats = stats
+        self._away_until = 0.0
+
+    @property
+    def away(self) -> bool:
+        """Whether the server failed a moment ago and is not asked for now."""
+        return time.monotonic() < self._away_until
+
+    @contextmanager
+    def guard(self) -> Iterator[None]:
+        """What fails in this block fails as Unavailable. The block is not entered when away."""
+        if self.away:
+            self._stats.error("Away")
+            raise Unavailable
+        try:
+            yield
+        except Exception as error:
+            self._note(error)
+            raise Unavailable from error
+
+    def read(self, calls: Sequence[Call[Any]], timeout: float) -> list[Any]:
+        """The values of `calls`, sent as one. Raises the first error of any; use within guard()."""
+        return _values(self._reader.pipeline(calls, timeout=timeout))
+
+    def store(self, calls: Sequence[Call[Any]], nbytes: int) -> None:
+        """Send `calls`, which carry `nbytes` of rows, and count the outcome. Never raises."""
+        start = time.perf_counter()
+        with suppress(Unavailable), self.guard():
+            _values(self._writer.pipeline(calls))
+            self._stats.add(stores=1, bytes_stored=nbytes)
+        self._stats.add(store_ms_total=(time.perf_counter() - start) * 1e3)
+
+    def close(self) -> None:
+        self._reader.close()
+        self._writer.close()
+
+    def _note(self, error: Exception) -> None:
+        if isinstance(error, ConnectionFailed | DeadlineExceeded):
+            self._away_until = time.monotonic() + RETRY_AFTER_S
+        kind = type(error).__name__
+        if self._stats.error(kind):
+            logger.warning(
+                "going on without Pion: %s: %s (%ss after this one are only counted)",
+                kind,
+                error,
+                kind,
+            )
+
+
+def _values(outcomes: Sequence[Any]) -> list[Any]:
+    for outcome in outcomes:
+        if isinstance(outcome, PionError):
+            raise outcome
+    return list(outcomes)
