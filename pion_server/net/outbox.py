@@ -16,7 +16,7 @@ from pion_server.wire.values import Payload
 
 # Largest piece handed to the transport at once: a transport that copies what the socket did not
 # take (asyncio's own, before Python 3.12) then copies no more than this.
-PIECE = 1 << 20
+PIECE = 1 << 22
 
 
 class Slot:
