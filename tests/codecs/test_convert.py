@@ -60,9 +60,7 @@ def test_pieces_equal_the_whole(fmt: WireFormat, codec: Codec, count: int, dim: 
     stored = to_stored(fmt, data, codec, dim, count)
     assert stored.format == "B"
     assert stored == codec.encode(rows).data
-    pieces = [
-        from_stored(fmt, piece, codec, dim) for piece in row_pieces(stored, codec, wire, dim)
-    ]
+    pieces = [from_stored(fmt, piece, codec, dim) for piece in row_pieces(stored, codec, wire, dim)]
     assert b"".join(pieces) == wire.encode(codec.decode(np.asarray(stored), dim)).tobytes()
 
 

@@ -24,7 +24,7 @@ def test_a_codec_is_found_by_its_name_in_any_case_and_by_its_number(name: str) -
 
 
 def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
-    with pytest.raises(PionError, match="unknown codec 'int5'.*fp32, fp16, bf16"):
+    with pytest.raises(PionError, match=r"unknown codec 'int5'.*fp32, fp16, bf16"):
         by_name("int5")
     with pytest.raises(PionError) as caught:
         by_name("x" * 100_000)

@@ -1,0 +1,412 @@
+"""Invariant: the store equals a dumb model of dicts after any sequence of mutations, refused ones
+included (they change nothing), and its byte counts, hits and eviction units equal the model's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import islice
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from pion_server.codecs.table import by_name
+from pion_server.errors import Mismatch, OutOfMemory, PionError
+from pion_server.store.budget import make_room
+from pion_server.store.mutations import (
+    BlockTable,
+    CreateSession,
+    Declaration,
+    DeleteKeys,
+    DropPrefix,
+    DropSession,
+    FlushDb,
+    Mutation,
+    RegisterPrefix,
+    RowBlock,
+    SetExpiry,
+    SetKey,
+    StoreRows,
+)
+from pion_server.store.schema import MAX_LAYERS, LayerFormat, Schema
+from pion_server.store.store import Store
+
+DIM = 32
+FP16, FP32 = (LayerFormat(by_name(name), DIM) for name in ("fp16", "fp32"))
+SCHEMAS = (Schema.same(FP16), Schema.same(FP32), Schema.each((FP16, FP32)))
+NAMESPACES = (b"a", b"b", b"\r\n\x00")
+SIDS = (b"bare", *(ns + side for ns in NAMESPACES for side in (b"_pk", b"_pv")))
+TOKENS = 12
+
+schemas = st.sampled_from(SCHEMAS)
+namespaces = st.sampled_from(NAMESPACES)
+fingerprints = st.sampled_from((None, None, b"f", b"g"))
+names = st.sampled_from([b"x", b"y", b"long name" * 9])
+
+
+@dataclass
+class ModelSession:
+    schema: Schema
+    rows: dict[tuple[int, int], bytes] = field(default_factory=dict)
+
+    def nbytes(self, sid: bytes) -> int:
+        return len(sid) + sum(map(len, self.rows.values()))
+
+
+@dataclass
+class ModelPrefix:
+    fingerprint: bytes | None
+    declared: Declaration | None = None
+    prefill_ms: float | None = None
+    hashes: np.ndarray | None = None
+
+
+def sides(ns: bytes) -> tuple[bytes, bytes]:
+    return ns + b"_pk", ns + b"_pv"
+
+
+class StoreMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.store = Store()
+        self.sessions: dict[bytes, ModelSession] = {}
+        self.prefixes: dict[bytes, ModelPrefix] = {}
+        self.keys: dict[tuple[int, bytes], tuple[bytes, int | None]] = {}
+        self.views: list[tuple[tuple[memoryview, ...], bytes]] = []
+        self.writes = 0
+
+    def apply(self, mutation: Mutation, refused: type[PionError] | None = None) -> int | None:
+        """Carry out, or see refused; the invariants then compare everything with the model."""
+        if refused is None:
+            return self.store.apply(mutation)
+        with pytest.raises(PionError) as caught:
+            self.store.apply(mutation)
+        assert type(caught.value) is refused
+        return None
+
+    # What a mutation does to the model
+
+    def drop(self, ns: bytes) -> None:
+        del self.prefixes[ns]
+        for sid in sides(ns):
+            del self.sessions[sid]
+
+    # Rules
+
+    @rule(sid=st.sampled_from(SIDS), schema=schemas)
+    def create(self, sid: bytes, schema: Schema) -> None:
+        there = self.sessions.get(sid)
+        if there is None:
+            assert self.apply(CreateSession(sid, schema)) == 1
+            self.sessions[sid] = ModelSession(schema)
+        elif there.schema == schema:
+            assert self.apply(CreateSession(sid, schema)) == 0
+        else:
+            self.apply(CreateSession(sid, schema), PionError)
+
+    @rule(
+        ns=namespaces,
+        keys=schemas,
+        values=schemas,
+        declared=st.none()
+        | st.builds(Declaration, st.integers(1, 3), st.integers(1, TOKENS))
+        | st.sampled_from([Declaration(0, 1), Declaration(1, 0), Declaration(9999, 1)]),
+        fingerprint=fingerprints,
+        hashes=st.none() | st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=5),
+        prefill_ms=st.none() | st.floats(0, 1e6),
+    )
+    def register(self, ns, keys, values, declared, fingerprint, hashes, prefill_ms) -> None:
+        array = None if hashes is None else np.array(hashes, np.uint64)
+        blocks = None if array is None else BlockTable(256, array)
+        mutation = RegisterPrefix(ns, keys, values, declared, fingerprint, blocks, prefill_ms)
+        there = self.prefixes.get(ns)
+        impossible = declared and not (
+            declared.tokens and all(fits(declared.layers, schema) for schema in (keys, values))
+        )
+        other_layout = any(
+            sid in self.sessions and self.sessions[sid].schema != schema
+            for sid, schema in zip(sides(ns), (keys, values), strict=True)
+        )
+        refused: type[PionError] | None = None
+        if impossible or other_layout:
+            refused = PionError
+        if not impossible and there and fingerprint not in (None, there.fingerprint):
+            refused = Mismatch
+        count = self.apply(mutation, refused)
+        if refused:
+            return
+        assert count == (there is None)
+        for sid, schema in zip(sides(ns), (keys, values), strict=True):
+            self.sessions.setdefault(sid, ModelSession(schema))
+        prefix = self.prefixes.setdefault(ns, ModelPrefix(fingerprint))
+        prefix.declared = declared or prefix.declared
+        prefix.prefill_ms = prefix.prefill_ms if prefill_ms is None else prefill_ms
+        prefix.hashes = prefix.hashes if array is None else array
+
+    @rule(
+        blocks=st.lists(
+            st.tuples(
+                st.sampled_from(SIDS),
+                st.integers(0, 2),
+                st.integers(0, TOKENS),
+                st.integers(1, TOKENS),
+            ),
+            min_size=1,
+            max_size=4,
+        ),
+        defect=st.sampled_from([None] * 8 + ["short", "long", "negative", "empty", "far"]),
+    )
+    def store_rows(self, blocks, defect) -> None:
+        """The defect sits in the last block, so all before it must not be stored either."""
+        made = [self.block(*block) for block in blocks]
+        refused = any(not self.storable(block.sid, block.layer) for block in made) or defect
+        if defect:
+            made[-1] = broken(made[-1], defect)
+        count = self.apply(StoreRows(tuple(made)), PionError if refused else None)
+        if refused:
+            return
+        assert count == sum(block.count for block in made)
+        for block in made:
+            size = self.sessions[block.sid].schema.layer(block.layer).row_bytes
+            for i in range(block.count):
+                row = bytes(block.data[i * size : (i + 1) * size])
+                self.sessions[block.sid].rows[block.layer, block.start + i] = row
+
+    def storable(self, sid: bytes, layer: int) -> bool:
+        if sid not in self.sessions:
+            return False
+        schema = self.sessions[sid].schema
+        return schema.uniform or layer < len(schema.formats)
+
+    def block(self, sid: bytes, layer: int, start: int, count: int) -> RowBlock:
+        self.writes += 1
+        known = self.storable(sid, layer)
+        size = self.sessions[sid].schema.layer(layer).row_bytes if known else 64
+        words = np.arange(count * size // 4, dtype="<u4") + (self.writes << 12)
+        return RowBlock(sid, layer, start, count, memoryview(bytearray(words.tobytes())))
+
+    @rule(ns=namespaces)
+    def drop_prefix(self, ns: bytes) -> None:
+        assert self.apply(DropPrefix(ns)) == (ns in self.prefixes)
+        if ns in self.prefixes:
+            self.drop(ns)
+
+    @rule(sid=st.sampled_from(SIDS))
+    def drop_session(self, sid: bytes) -> None:
+        if any(sid in sides(ns) for ns in self.prefixes):
+            self.apply(DropSession(sid), PionError)
+            return
+        assert self.apply(DropSession(sid)) == (sid in self.sessions)
+        self.sessions.pop(sid, None)
+
+    @rule(
+        db=st.sampled_from([0, 15, 16]),
+        key=names,
+        value=st.binary(max_size=40),
+        view=st.booleans(),
+        expires=st.none() | st.integers(1, 9),
+    )
+    def set_key(self, db, key, value, view, expires) -> None:
+        stored = memoryview(bytearray(value)) if view else value
+        mutation = SetKey(db, key, stored, expires)
+        if db == 16:
+            self.apply(mutation, PionError)
+        else:
+            assert self.apply(mutation) == 1
+            self.keys[db, key] = value, expires
+
+    @rule(db=st.sampled_from([0, 15]), key=names, expires=st.none() | st.integers(1, 9))
+    def set_expiry(self, db, key, expires) -> None:
+        assert self.apply(SetExpiry(db, key, expires)) == ((db, key) in self.keys)
+        if (db, key) in self.keys:
+            self.keys[db, key] = self.keys[db, key][0], expires
+
+    @rule(db=st.sampled_from([0, 15]), keys=st.lists(names, max_size=4))
+    def delete_keys(self, db, keys) -> None:
+        gone = {key for key in keys if (db, key) in self.keys}
+        assert self.apply(DeleteKeys(db, tuple(keys))) == len(gone)
+        for key in gone:
+            del self.keys[db, key]
+
+    @rule(db=st.sampled_from([None, 0, 15]))
+    def flush(self, db) -> None:
+        gone = [at for at in self.keys if db in (None, at[0])]
+        assert self.apply(FlushDb(db)) == len(gone)
+        for at in gone:
+            del self.keys[at]
+
+    @rule(now=st.integers(0, 10), limit=st.integers(1, 4))
+    def expire(self, now, limit) -> None:
+        due = {at for at, (_, expires) in self.keys.items() if expires and expires <= now}
+        swept = self.store.keys.expired(now, limit)
+        gone = {(mutation.db, key) for mutation in swept for key in mutation.keys}
+        assert gone <= due
+        assert len(gone) == min(limit, len(due))
+        for mutation in swept:
+            self.apply(mutation)
+        for at in gone:
+            del self.keys[at]
+
+    @rule(ns=namespaces, data=st.data())
+    def write_under_a_budget(self, ns, data) -> None:
+        """Grow one session of a namespace; whatever is evicted is whole, and oldest first."""
+        sid = sides(ns)[0]
+        if not self.storable(sid, 0):
+            return
+        mutation = StoreRows((self.block(sid, 0, 0, TOKENS),))
+        before, used = list(self.store.recency), self.store.bytes_used
+        growth = self.store.plan(mutation).growth
+        budget = data.draw(st.integers(1, used + 100), label="max_memory")
+        spared = {self.store.sessions[sid].unit}
+        order = [unit for unit in before if unit not in spared]
+        fits = growth == 0 or used + growth - sum(map(self.store.size, order)) <= budget
+        if not fits:
+            with pytest.raises(OutOfMemory):
+                make_room(self.store, budget, mutation)
+            return
+        evicted = make_room(self.store, budget, mutation)
+        assert set(before) - set(self.store.recency) == set(order[:evicted])
+        for unit in order[:evicted]:
+            if isinstance(unit, DropPrefix):
+                self.drop(unit.namespace)
+            elif isinstance(unit, DropSession):
+                del self.sessions[unit.sid]
+            else:
+                del self.keys[unit.db, unit.keys[0]]
+        if growth:
+            assert self.store.bytes_used + growth <= budget
+
+    @rule(sid=st.sampled_from(SIDS), layer=st.integers(0, 2), data=st.data())
+    def read(self, sid, layer, data) -> None:
+        start = data.draw(st.integers(-1, TOKENS))
+        end = data.draw(st.integers(start - 1, 2 * TOKENS))
+        rows = self.sessions[sid].rows if sid in self.sessions else {}
+        wanted = [(layer, row) for row in range(start, end)]
+        if not wanted or any(at not in rows for at in wanted):
+            with pytest.raises(PionError):
+                self.store.view(sid, layer, start, end)
+            return
+        view = self.store.view(sid, layer, start, end)
+        expected = b"".join(rows[at] for at in wanted)
+        assert view.nbytes == len(expected)
+        assert view.format == self.sessions[sid].schema.layer(layer)
+        self.views.append((view.pieces, expected))
+        ids = data.draw(st.lists(st.sampled_from([row for _, row in wanted]), min_size=1))
+        gathered = b"".join(self.store.gather(sid, layer, ids).pieces)
+        assert gathered == b"".join(rows[layer, row] for row in ids)
+
+    @rule(order=st.permutations(NAMESPACES), fingerprint=fingerprints)
+    def match(self, order, fingerprint) -> None:
+        hits = 0
+        for ns in order:
+            there = self.prefixes.get(ns)
+            if not there or not self.sealed(ns) or fingerprint not in (None, there.fingerprint):
+                break
+            hits += 1
+        assert self.store.match(order, fingerprint) == hits
+        recent = list(islice(reversed(self.store.recency), hits))
+        assert recent == [DropPrefix(ns) for ns in order[:hits]]
+
+    # Invariants
+
+    def sealed(self, ns: bytes) -> bool:
+        declared = self.prefixes[ns].declared
+        return declared is None or all(
+            (layer, row) in self.sessions[sid].rows
+            for sid in sides(ns)
+            for layer in range(declared.layers)
+            for row in range(declared.tokens)
+        )
+
+    @invariant()
+    def rows_are_those_of_the_model(self) -> None:
+        assert set(self.store.sessions) == set(self.sessions)
+        for sid, model in self.sessions.items():
+            session = self.store.sessions[sid]
+            assert session.schema == model.schema
+            assert sum(session.layer(i).rows for i in range(session.layers)) == len(model.rows)
+            for (layer, row), data in model.rows.items():
+                assert session.layer(layer).pieces(row, row + 1) == (data,)
+
+    @invariant()
+    def prefixes_are_those_of_the_model(self) -> None:
+        assert set(self.store.prefixes) == set(self.prefixes)
+        for ns, model in self.prefixes.items():
+            prefix = self.store.prefixes[ns]
+            assert (prefix.keys_sid, prefix.values_sid) == sides(ns)
+            assert prefix.fingerprint == model.fingerprint
+            assert prefix.prefill_ms == model.prefill_ms
+            assert prefix.sealed == self.sealed(ns)
+            layer_0 = [row for layer, row in self.sessions[prefix.keys_sid].rows if layer == 0]
+            assert prefix.tokens == (model.declared.tokens if model.declared else len(layer_0))
+            if model.hashes is not None:
+                assert prefix.blocks is not None
+                assert prefix.blocks.hashes.tolist() == model.hashes.tolist()
+                assert prefix.sorted_hashes.tolist() == sorted(model.hashes.tolist())
+
+    @invariant()
+    def keys_are_those_of_the_model(self) -> None:
+        for db in (0, 15):
+            assert self.store.keys.count(db) == sum(at[0] == db for at in self.keys)
+        for (db, key), (value, expires) in self.keys.items():
+            entry = self.store.keys.get(db, key, 0)
+            assert entry is not None
+            assert (bytes(entry.value), entry.expires_ms) == (value, expires)
+            if expires is not None:
+                assert self.store.keys.get(db, key, expires - 1) is not None
+                assert self.store.keys.get(db, key, expires) is None
+
+    @invariant()
+    def totals_are_those_of_the_model(self) -> None:
+        rows = sum(sum(map(len, s.rows.values())) for s in self.sessions.values())
+        tables = sum(2 * p.hashes.nbytes for p in self.prefixes.values() if p.hashes is not None)
+        keys = sum(len(key) + len(value) for (_, key), (value, _) in self.keys.items())
+        assert self.store.row_bytes == rows
+        assert self.store.bytes_used == rows + tables + keys + sum(map(len, self.sessions))
+        assert self.store.session_count == len(self.sessions)
+        assert self.store.prefix_count == len(self.prefixes)
+        assert self.store.bytes_used == sum(map(self.store.size, self.store.recency))
+
+    @invariant()
+    def every_unit_can_be_evicted_once(self) -> None:
+        owned = {sid for ns in self.prefixes for sid in sides(ns)}
+        assert set(self.store.recency) == {
+            *(DropPrefix(ns) for ns in self.prefixes),
+            *(DropSession(sid) for sid in self.sessions if sid not in owned),
+            *(DeleteKeys(db, (key,)) for db, key in self.keys),
+        }
+
+    @invariant()
+    def views_outlive_what_came_after(self) -> None:
+        for pieces, expected in self.views[-8:]:
+            assert b"".join(pieces) == expected
+
+    def teardown(self) -> None:
+        for pieces, expected in self.views:
+            assert b"".join(pieces) == expected
+
+
+def fits(layers: int, schema: Schema) -> bool:
+    return 1 <= layers <= (MAX_LAYERS if schema.uniform else len(schema.formats))
+
+
+def broken(block: RowBlock, defect: str) -> RowBlock:
+    """The block with one thing wrong."""
+    data, start, count = block.data, block.start, block.count
+    if defect == "short":
+        data = data[:-1]
+    elif defect == "long":
+        data = memoryview(bytes(data) + b"x")
+    elif defect == "negative":
+        start = -1
+    elif defect == "empty":
+        data, count = data[:0], 0
+    else:
+        start = 2**31 - count + 1
+    return RowBlock(block.sid, block.layer, start, count, data)
+
+
+TestStoreMachine = StoreMachine.TestCase
+TestStoreMachine.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
