@@ -60,8 +60,8 @@ def unknown_command(args: list[Payload]) -> str:
     for arg in args[1:]:
         if len(shown) >= room:
             break
-        shown += f"'{bytes(arg[: room - len(shown)]).decode('latin-1')}' "
-    name = bytes(args[0][:128]).decode("latin-1")
+        shown += f"'{bytes(arg[: room - len(shown)]).decode(errors='backslashreplace')}' "
+    name = bytes(args[0][:128]).decode(errors="backslashreplace")
     return f"unknown command '{name}', with args beginning with: {shown}"
 
 

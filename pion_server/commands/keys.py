@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable
+from typing import Any
 
 from pion_server.commands.context import Context, Server
 from pion_server.commands.glob import compile_glob
@@ -31,6 +32,7 @@ SWEEP_KEYS = 1000
 # SCAN's COUNT is a hint; a longer page would hold the event loop for too long.
 MAX_PAGE = 10_000
 CURSOR = re.compile(rb"[0-9]{1,20}")
+MAX_CURSOR = 2**64 - 1
 
 # -- being there --------------------------------------------------------------------------------
 
@@ -216,31 +218,40 @@ def keys(ctx: Context, raw: list[Payload]) -> Reply:
 def scan(ctx: Context, raw: list[Payload]) -> Reply:
     """Some keys at a time, beginning with cursor 0. A key that is there all the while is returned
     exactly once. COUNT keys are looked at in one call, 10 if it is not given."""
-    if not CURSOR.fullmatch(raw[0]):
+    cursor = int(bytes(raw[0])) if CURSOR.fullmatch(raw[0]) else MAX_CURSOR + 1
+    if cursor > MAX_CURSOR:
         raise PionError("invalid cursor")
     options = scan_options(raw[1:])
-    count = integer(options.get("COUNT", b"10"))
-    if count < 1:
-        raise syntax_error()
-    cursor, names = ctx.store.keys.scan(
-        ctx.client.db, int(bytes(raw[0])), min(count, MAX_PAGE), ctx.now_ms()
-    )
-    if word(options.get("TYPE", b"string")) != "STRING":
-        names = []
-    matches = compile_glob(bytes(options.get("MATCH", b"*"))).fullmatch
-    return [str(cursor), [name for name in names if matches(name)]]
+    count, matches = options.get("COUNT", 10), options.get("MATCH")
+    following, names = ctx.store.keys.scan(ctx.client.db, cursor, count, ctx.now_ms())
+    chosen = filter(matches, names) if matches else names
+    return [str(following), list(chosen) if options.get("TYPE", True) else []]
 
 
-def scan_options(raw: list[Payload]) -> dict[str, Payload]:
+def scan_options(raw: list[Payload]) -> dict[str, Any]:
     """Pairs of a word and a value; of a word given twice the last value counts."""
-    options: dict[str, Payload] = {}
+    options: dict[str, Any] = {}
     rest = iter(raw)
     for option in rest:
-        value = next(rest, None)
-        if word(option) not in ("MATCH", "COUNT", "TYPE") or value is None:
+        read, value = SCAN_OPTIONS.get(word(option)), next(rest, None)
+        if read is None or value is None:
             raise syntax_error()
-        options[word(option)] = value
+        options[word(option)] = read(value)
     return options
+
+
+def page_size(value: Payload) -> int:
+    count = integer(value)
+    if count < 1:
+        raise syntax_error()
+    return min(count, MAX_PAGE)
+
+
+SCAN_OPTIONS: dict[str, Callable[[Payload], Any]] = {
+    "COUNT": page_size,
+    "MATCH": lambda pattern: compile_glob(bytes(pattern)).fullmatch,
+    "TYPE": lambda name: word(name) == "STRING",
+}
 
 
 @command(

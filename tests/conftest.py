@@ -1,0 +1,166 @@
+"""Real servers for the tests: pion-server, and the redis-server it is compared with.
+
+A pion-server that logged an error has a defect, whatever the test saw: it fails the test that
+stops it.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+START_SECONDS = 20.0
+# Error texts are compared byte for byte, and Redis rewords them between versions.
+REFERENCE = "7.0."
+
+
+@dataclass(frozen=True)
+class ServerProcess:
+    """A running server; `log` is the file that it writes to."""
+
+    process: subprocess.Popen[bytes]
+    host: str
+    port: int
+    log: Path
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def url(self) -> str:
+        return f"pion://{self.host}:{self.port}"
+
+    def stop(self) -> None:
+        """SIGTERM, and wait; raises subprocess.TimeoutExpired if it does not end."""
+        self.process.terminate()
+        try:
+            self.process.wait(START_SECONDS)
+        finally:
+            self.process.kill()
+            self.process.wait()
+
+    def kill(self) -> None:
+        """SIGKILL, and wait."""
+        self.process.kill()
+        self.process.wait()
+
+
+def spawn(command: list[str], log: Path) -> subprocess.Popen[bytes]:
+    with log.open("wb") as sink:
+        return subprocess.Popen(command, stdout=sink, stderr=sink)
+
+
+def wait_for(what: Callable[[], str | None], process: subprocess.Popen[bytes], log: Path) -> str:
+    """What `what` returns once that is something; fails if the process ends before."""
+    give_up = time.monotonic() + START_SECONDS
+    while time.monotonic() < give_up:
+        if found := what():
+            return found
+        if process.poll() is not None:
+            break
+        time.sleep(0.01)
+    process.kill()
+    pytest.fail(f"the server did not start: {log.read_text()}")
+
+
+def launch_pion(log: Path, *args: str) -> ServerProcess:
+    """`pion-server <args>` on a free port, listening."""
+    command = [sys.executable, "-m", "pion_server", "--port", "0", *args]
+    process = spawn(command, log)
+
+    def port() -> str | None:
+        found = re.search(r"listening on \S+:(\d+)", log.read_text())
+        return found and found[1]
+
+    return ServerProcess(process, "127.0.0.1", int(wait_for(port, process, log)), log)
+
+
+def launch_redis(log: Path, *args: str) -> ServerProcess:
+    """`redis-server <args>` on a free port, without a disk, answering."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    no_disk = ["--save", "", "--appendonly", "no", "--dir", str(log.parent)]
+    options = ["--port", str(port), "--bind", "127.0.0.1", *no_disk, *args]
+    process = spawn(["redis-server", *options], log)
+
+    def ready() -> str | None:
+        return "yes" if "Ready to accept connections" in log.read_text() else None
+
+    wait_for(ready, process, log)
+    return ServerProcess(process, "127.0.0.1", port, log)
+
+
+def finish_pion(server: ServerProcess) -> None:
+    if server.process.poll() is None:
+        server.stop()
+    log = server.log.read_text()
+    assert " ERROR " not in log, log
+
+
+Launcher = Callable[..., ServerProcess]
+
+
+@pytest.fixture(scope="session")
+def pion_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """One pion-server for the whole run, with the options' defaults."""
+    server = launch_pion(tmp_path_factory.mktemp("pion") / "log")
+    yield server
+    finish_pion(server)
+
+
+@pytest.fixture
+def start_pion(tmp_path: Path) -> Iterator[Launcher]:
+    """Starts pion-servers with options of their own: start_pion("--requirepass", "x")."""
+    servers: list[ServerProcess] = []
+
+    def start(*args: str) -> ServerProcess:
+        servers.append(launch_pion(tmp_path / f"pion-{len(servers)}.log", *args))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        finish_pion(server)
+
+
+def require_redis() -> None:
+    """Skip, saying why, where the reference is not installed (CI installs it)."""
+    found = shutil.which("redis-server")
+    if found is None:
+        pytest.skip("needs redis-server 7.0 on the PATH (Debian: apt install redis-server)")
+    version = subprocess.run([found, "--version"], capture_output=True, text=True, check=True)
+    if f"v={REFERENCE}" not in version.stdout:
+        pytest.skip(f"the reference is redis-server {REFERENCE}x, found: {version.stdout.strip()}")
+
+
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """One real redis-server 7.0 for the whole run."""
+    require_redis()
+    server = launch_redis(tmp_path_factory.mktemp("redis") / "log")
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def start_redis(tmp_path: Path) -> Iterator[Launcher]:
+    """Starts real redis-servers with options of their own."""
+    require_redis()
+    servers: list[ServerProcess] = []
+
+    def start(*args: str) -> ServerProcess:
+        servers.append(launch_redis(tmp_path / f"redis-{len(servers)}.log", *args))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.stop()
