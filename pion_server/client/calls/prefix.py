@@ -163,6 +163,8 @@ def prefix_membership(ns: Name, hashes: Hashes) -> Call[npt.NDArray[np.bool_] | 
         if reply == Status("UNKNOWN"):
             return None
         bits = np.frombuffer(bulk(reply), np.uint8)
+        if len(bits) != (count + 7) // 8:
+            unexpected(reply)
         return np.unpackbits(bits, count=count, bitorder="little").astype(np.bool_)
 
     return Call(words("KV.PREFIX.MEMBERSHIP", ns, count, table), bitmap)

@@ -1,0 +1,83 @@
+"""Invariant: a URL means one endpoint or is refused in words that name what to change, and a
+password in it is shown nowhere.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from pion_server.client import AsyncClient, Client, PionError
+from pion_server.client.url import DEFAULT_PORT, Endpoint, Tcp, parse_url
+from pion_server.config import DEFAULT_PORT as SERVERS_PORT
+
+GOOD = {
+    "pion://": Endpoint(Tcp("127.0.0.1", 1974)),
+    "pion://example": Endpoint(Tcp("example", 1974)),
+    "pion://example/": Endpoint(Tcp("example", 1974)),
+    "PION://Example:7": Endpoint(Tcp("example", 7)),
+    "pion://:7": Endpoint(Tcp("127.0.0.1", 7)),
+    "pion:///3": Endpoint(Tcp("127.0.0.1", 1974), db=3),
+    "pion://example:7/15": Endpoint(Tcp("example", 7), db=15),
+    "pion://[::1]": Endpoint(Tcp("::1", 1974)),
+    "pion://[::1]:7/1": Endpoint(Tcp("::1", 7), db=1),
+    "pion://[fe80::1%25eth0]:7": Endpoint(Tcp("fe80::1%eth0", 7)),
+    "pion://:secret@example": Endpoint(Tcp("example", 1974), password="secret"),
+    "pion://ann:secret@example": Endpoint(Tcp("example", 1974), "ann", "secret"),
+    "pion://a%40b:p%2Fw%3A%25%E2%82%AC@h:7/2": Endpoint(Tcp("h", 7), "a@b", "p/w:%\u20ac", 2),
+    ),
+}
+BAD = {
+    "": "unknown URL scheme",
+    "127.0.0.1:1974": "unknown URL scheme",
+    "redis://127.0.0.1": "unknown URL scheme",
+    "pion://h:0": "port must be",
+    "pion://h:65536": "port must be",
+    "pion://h:-1": "port must be",
+    "pion://h:seven": "port must be",
+    "pion://ann:pa/ss@h": "port must be",
+    "pion://ann:pa/123@h:99999": "port must be",
+    "pion://ann:12/ss@h": "number of a db",
+    "pion://ann:12#ss@h": "no ? or #",
+    "pion://h?timeout=1": "no ? or #",
+    "pion://h#x": "no ? or #",
+    "pion://h/name": "number of a db",
+    "pion://h/-1": "number of a db",
+    "pion://h/1/2": "number of a db",
+    "pion://h/\u0661": "number of a db",
+    "pion://ann@h": "user without a password",
+    "pion://ann:@h": "user without a password",
+    "pion://[::1": "not a valid URL",
+    "pion://ann:p[w@h": "not a valid URL",
+}
+
+
+@pytest.mark.parametrize("url", GOOD)
+def test_a_url_names_one_endpoint(url: str) -> None:
+    assert parse_url(url) == GOOD[url]
+
+
+@pytest.mark.parametrize("url", BAD)
+def test_a_refusal_says_what_is_wrong_and_quotes_nothing(url: str) -> None:
+    with pytest.raises(PionError, match=BAD[url].replace("?", r"\?")) as caught:
+        parse_url(url)
+    assert caught.value.__cause__ is None
+    assert caught.value.__suppress_context__ or caught.value.__context__ is None
+    for part in ("ann", "pa/", "ss@", "12", "p[w"):
+        assert part not in str(caught.value)
+
+
+@pytest.mark.parametrize("make", [Client, AsyncClient, parse_url])
+def test_a_password_is_in_no_repr(make: type) -> None:
+    made = make("pion://ann:s3cr3t@example:7/2")
+    for shown in (repr(made), str(made), f"{made}"):
+        assert "s3cr3t" not in shown
+        assert "example" in shown
+
+
+def test_client_and_server_agree_on_the_port() -> None:
+    assert DEFAULT_PORT == SERVERS_PORT
+
+
+def test_a_place_reads_as_people_write_it() -> None:
+    assert str(Tcp("::1", 7)) == "[::1]:7"
+    assert str(Tcp("example", 7)) == "example:7"
