@@ -24,6 +24,7 @@ from pion_server.client.conversation import (
     handshake,
     outcome,
     safe_to_repeat,
+    unreachable,
 )
 from pion_server.client.methods import Commands
 from pion_server.client.url import DEFAULT_URL, Address, Endpoint, Place, parse_url
@@ -256,7 +257,7 @@ async def _connected_socket(place: Place, deadline: Deadline) -> socket.socket:
         except OSError as error:
             failure = error
     deadline.left()
-    raise ConnectionFailed(f"cannot reach {place}: {failure}") from failure
+    raise unreachable(place, failure) from failure
 
 
 async def _connected(place: Place, address: Address) -> socket.socket:

@@ -7,6 +7,7 @@ owner closes the connection on any exception raised here.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import deque
@@ -14,8 +15,8 @@ from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
 from pion_server.client.calls import Call, hello, select
-from pion_server.client.url import Endpoint
-from pion_server.errors import DeadlineExceeded, PionError, ProtocolError
+from pion_server.client.url import Endpoint, Place
+from pion_server.errors import ConnectionFailed, DeadlineExceeded, PionError, ProtocolError
 from pion_server.wire.encode import encode_request
 from pion_server.wire.limits import Limits
 from pion_server.wire.replies import Incomplete, ReplyDecoder
@@ -115,6 +116,13 @@ def describe(calls: Sequence[Call[Any]], endpoint: Endpoint) -> str:
     """What an error says about the calls it ended."""
     more = f" and {len(calls) - 1} more calls" if len(calls) > 1 else ""
     return f"{calls[0].name}{more} to {endpoint.place}"
+
+
+def unreachable(place: Place, failure: OSError | None) -> ConnectionFailed:
+    """The error where no address of a place answers; `failure` is that of the last one."""
+    # Event loops word the same errno in their own ways.
+    why = os.strerror(failure.errno) if failure and failure.errno else "timed out"
+    return ConnectionFailed(f"cannot reach {place}: {why}")
 
 
 def handshake(endpoint: Endpoint) -> list[Call[Any]]:

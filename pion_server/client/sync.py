@@ -26,6 +26,7 @@ from pion_server.client.conversation import (
     handshake,
     outcome,
     safe_to_repeat,
+    unreachable,
 )
 from pion_server.client.methods import Commands
 from pion_server.client.outbox import Outbox
@@ -205,7 +206,7 @@ def _connected_socket(place: Place, deadline: Deadline) -> socket.socket:
         except OSError as error:
             failure = error
     deadline.left()
-    raise ConnectionFailed(f"cannot reach {place}: {failure}") from failure
+    raise unreachable(place, failure) from failure
 
 
 def _connected(place: Place, address: Address, seconds: float) -> socket.socket:

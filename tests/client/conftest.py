@@ -137,14 +137,11 @@ class Fake:
     def __init__(self, scripts: Sequence[Script]) -> None:
         self._scripts = scripts
         self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"pion://127.0.0.1:{self._listener.getsockname()[1]}"
         self._threads = [threading.Thread(target=self._accept, daemon=True)]
         self._threads[0].start()
         self.failures: list[BaseException] = []
         self.accepted = 0
-
-    @property
-    def url(self) -> str:
-        return f"pion://127.0.0.1:{self._listener.getsockname()[1]}"
 
     def _accept(self) -> None:
         for script in self._scripts:

@@ -65,7 +65,7 @@ def test_a_scan_visits_every_key(client: Any) -> None:
 
 def test_errors_are_raised_and_the_connection_stays(client: Any) -> None:
     before = client.execute(CLIENT_ID)
-    with pytest.raises(PionError, match="unknown command 'NO.SUCH'"):
+    with pytest.raises(PionError, match=r"unknown command 'NO\.SUCH'"):
         client.execute(Call(("NO.SUCH",), integer))
     client.set("text", "x")
     with pytest.raises(PionError, match="invalid expire"):

@@ -24,7 +24,6 @@ GOOD = {
     "pion://:secret@example": Endpoint(Tcp("example", 1974), password="secret"),
     "pion://ann:secret@example": Endpoint(Tcp("example", 1974), "ann", "secret"),
     "pion://a%40b:p%2Fw%3A%25%E2%82%AC@h:7/2": Endpoint(Tcp("h", 7), "a@b", "p/w:%\u20ac", 2),
-    ),
 }
 BAD = {
     "": "unknown URL scheme",
