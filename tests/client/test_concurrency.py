@@ -1,0 +1,165 @@
+"""Invariant: calls awaited at once keep their own replies, whoever of them is given up."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pion_server.client import (
+    AsyncClient,
+    Call,
+    Client,
+    ConnectionFailed,
+    DeadlineExceeded,
+    calls,
+)
+from pion_server.client.calls.base import integer
+
+MB = 1 << 20
+
+
+def echoes(peer: Any) -> None:
+    peer.greet()
+    with contextlib.suppress(EOFError):
+        while request := peer.request():
+            peer.send(b"$%d\r\n%b\r\n" % (len(request[1]), request[1]))
+
+
+async def test_a_thousand_calls_at_once_keep_their_replies(pion_server: Any) -> None:
+    messages = [b"%d:" % number + bytes(random.randrange(40_000)) for number in range(1000)]
+    async with AsyncClient(pion_server.url, timeout=60) as client:
+        assert await asyncio.gather(*map(client.echo, messages)) == messages
+
+
+async def test_the_first_calls_share_one_connection(fake: Any) -> None:
+    server = fake(echoes)
+    async with AsyncClient(server.url) as client:
+        replies = await asyncio.gather(*(client.echo(str(number)) for number in range(50)))
+    assert replies == [b"%d" % number for number in range(50)]
+    assert server.accepted == 1
+
+
+async def test_a_cancelled_fetch_leaves_the_buffer_and_the_others_alone(fake: Any) -> None:
+    def half(peer: Any) -> None:
+        peer.greet()
+        peer.request()
+        peer.send(b"$%d\r\n" % MB + b"\1" * (MB // 2))
+        loop.call_soon_threadsafe(begun.set)
+        peer.closed_by_client()
+
+    loop, begun = asyncio.get_running_loop(), asyncio.Event()
+    server, into = fake(half, echoes), np.zeros(MB, np.uint8)
+    async with AsyncClient(server.url) as client:
+        fetching = asyncio.create_task(client.get("k", into=into))
+        await begun.wait()
+        safe = [asyncio.create_task(client.echo(f"{number}")) for number in range(20)]
+        unsafe = asyncio.create_task(client.set("k", "v", nx=True))
+        await asyncio.sleep(0.02)
+        fetching.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await fetching
+        received = int(into.sum())
+        assert await asyncio.gather(*safe) == [b"%d" % number for number in range(20)]
+        with pytest.raises(ConnectionFailed, match=r"another call .* was given up"):
+            await unsafe
+        assert int(into.sum()) == received <= MB // 2
+    assert server.accepted == 2
+
+
+async def test_a_deadline_of_one_call_does_not_shift_the_others(fake: Any) -> None:
+    def stalls(peer: Any) -> None:
+        peer.greet()
+        peer.request()
+        peer.closed_by_client()
+
+    server = fake(stalls, echoes)
+    async with AsyncClient(server.url) as client:
+        impatient = client.execute(calls.echo("late"), timeout=0.1)
+        late, *others = await asyncio.gather(
+            impatient, *(client.echo(f"{n}") for n in range(20)), return_exceptions=True
+        )
+    assert isinstance(late, DeadlineExceeded)
+    assert others == [b"%d" % number for number in range(20)]
+
+
+async def test_calls_that_are_cancelled_at_random(pion_server: Any) -> None:
+    rng = random.Random(11)
+    async with AsyncClient(pion_server.url, timeout=30) as client:
+
+        async def one(number: int) -> None:
+            message = b"%d:" % number + bytes(rng.randrange(100_000))
+            assert await client.echo(message) == message
+
+        tasks = [asyncio.create_task(one(number)) for number in range(200)]
+        for task in tasks:
+            if rng.random() < 0.1:
+                await asyncio.sleep(0)
+                task.cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        failures = [r for r in results if r and not isinstance(r, asyncio.CancelledError)]
+        assert not failures
+        assert results.count(None) > 100
+        assert await client.ping() == "PONG"
+
+
+async def test_cancelled_while_waiting_to_send_costs_nobody_anything(fake: Any) -> None:
+    def slow(peer: Any) -> None:
+        peer.greet()
+        loop.call_soon_threadsafe(greeted.set)
+        go.wait(20)
+        with contextlib.suppress(EOFError):
+            while request := peer.request():
+                peer.send(b":%d\r\n" % len(request[-1]))
+
+    loop, greeted, go = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
+    server = fake(slow)
+    async with AsyncClient(server.url) as client:
+        payload = bytes(32 * MB)
+        sending = asyncio.create_task(client.execute(Call(("SET", "k", payload), integer)))
+        await greeted.wait()
+        waiting = asyncio.create_task(client.ping())
+        await asyncio.sleep(0.02)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        go.set()
+        assert await sending == 32 * MB
+    assert server.accepted == 1
+
+
+async def test_closing_ends_the_calls_in_flight(fake: Any) -> None:
+    server = fake(lambda peer: (peer.greet(), peer.closed_by_client()))
+    client = AsyncClient(server.url)
+    waiting = asyncio.create_task(client.ping())
+    while client._link is None:
+        await asyncio.sleep(0.001)
+    await client.close()
+    with pytest.raises(ConnectionFailed, match="closed"):
+        await waiting
+
+
+def test_a_waiting_threads_deadline_passes_alone(fake: Any) -> None:
+    def late(peer: Any) -> None:
+        peer.greet()
+        peer.request()
+        asked.set()
+        go.wait(20)
+        peer.send(b"+PONG\r\n")
+
+    asked, go = threading.Event(), threading.Event()
+    with Client(fake(late).url, timeout=20) as client:
+        answers: list[str] = []
+        first = threading.Thread(target=lambda: answers.append(client.ping()))
+        first.start()
+        asked.wait(20)
+        with pytest.raises(DeadlineExceeded):
+            client.execute(calls.ping(), timeout=0.1)
+        go.set()
+        first.join()
+    assert answers == ["PONG"]
