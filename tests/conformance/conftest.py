@@ -87,13 +87,16 @@ class Both:
     pion_port: int
     redis_port: int
 
+    def pion(self) -> RawClient:
+        return RawClient(self.pion_port)
+
+    def redis(self) -> RawClient:
+        return RawClient(self.redis_port)
+
     @contextmanager
     def clients(self) -> Iterator[tuple[RawClient, RawClient]]:
-        """A connection to pion-server and one to redis-server."""
-        with (
-            closing(RawClient(self.pion_port)) as pion,
-            closing(RawClient(self.redis_port)) as redis,
-        ):
+        """A connection to each, closed at the end."""
+        with closing(self.pion()) as pion, closing(self.redis()) as redis:
             yield pion, redis
 
 
@@ -101,3 +104,9 @@ class Both:
 def both(pion_server: Any, redis_server: Any) -> Both:
     """pion-server and redis-server, side by side."""
     return Both(pion_server.port, redis_server.port)
+
+
+@pytest.fixture(scope="session")
+def pair_of() -> type[Both]:
+    """Makes a Both of two ports."""
+    return Both
