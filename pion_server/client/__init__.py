@@ -10,6 +10,7 @@ deadline. Errors are the classes of pion_server/errors.py.
 from pion_server.client.asynchronous import AsyncClient
 from pion_server.client.calls import Call, PrefixRows
 from pion_server.client.sync import Client
+from pion_server.client.url import DEFAULT_PORT
 from pion_server.errors import (
     ConnectionFailed,
     DeadlineExceeded,
@@ -23,6 +24,7 @@ from pion_server.errors import (
 )
 
 __all__ = [
+    "DEFAULT_PORT",
     "AsyncClient",
     "Call",
     "Client",

@@ -11,23 +11,23 @@ with impatient deadlines a client of their own. A broken connection is otherwise
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import Sequence
 from typing import Any, Self, TypeVar, cast
 
 from pion_server.client.calls import Call
+from pion_server.client.connecting import connect_async
 from pion_server.client.conversation import (
+    CLOSED,
     Conversation,
-    Deadline,
     Exchange,
     describe,
     handshake,
     outcome,
     safe_to_repeat,
-    unreachable,
 )
+from pion_server.client.deadline import Deadline
 from pion_server.client.methods import Commands
-from pion_server.client.url import DEFAULT_URL, Address, Endpoint, Place, parse_url
+from pion_server.client.url import DEFAULT_URL, Endpoint, Place, parse_url
 from pion_server.errors import ConnectionFailed, PionError
 from pion_server.wire.values import Reply
 
@@ -67,11 +67,13 @@ class AsyncClient(Commands):
         return [outcome(call, reply) for call, reply in zip(calls, replies, strict=True)]
 
     async def close(self) -> None:
-        """Close the connection. Calls in flight and later ones raise ConnectionFailed."""
+        """Close the connection; one that is just being opened first gets there, or fails. Calls
+        in flight and later ones raise ConnectionFailed."""
         self._closed = True
-        if self._link is not None:
-            self._link.lose("this client is closed")
-            await self._link.closed.wait()
+        async with self._connecting:
+            if self._link is not None:
+                self._link.lose(CLOSED)
+                await self._link.closed.wait()
 
     async def __aenter__(self) -> Self:
         return self
@@ -112,7 +114,7 @@ class AsyncClient(Commands):
     async def _ready(self, deadline: Deadline) -> Link:
         async with self._connecting:
             if self._closed:
-                raise ConnectionFailed("this client is closed")
+                raise ConnectionFailed(CLOSED)
             if self._link is None or self._link.lost:
                 self._link = await Link.open(self._endpoint, deadline)
             return self._link
@@ -155,7 +157,7 @@ class Link(asyncio.BufferedProtocol):
     @classmethod
     async def open(cls, endpoint: Endpoint, deadline: Deadline) -> Link:
         """Connect and shake hands. Raises ConnectionFailed, or the server's refusal."""
-        sock = await _connected_socket(endpoint.place, deadline)
+        sock = await connect_async(endpoint.place, deadline)
         link = cls(endpoint.place)
         try:
             await asyncio.get_running_loop().create_connection(lambda: link, sock=sock)
@@ -181,7 +183,7 @@ class Link(asyncio.BufferedProtocol):
                 await self._send(flight)
             await flight.over
         finally:
-            if flight in self._conversation.waiting:
+            if not flight.complete and flight in self._conversation.waiting:
                 flight.over.cancel()
                 self.lose(f"another call to {self._place} was given up", GivenUp)
         return flight.replies
@@ -240,34 +242,3 @@ class Link(asyncio.BufferedProtocol):
         why = f"the connection to {self._place} broke: {exc}"
         self.lose(why if exc else f"{self._place} closed the connection")
         self.closed.set()
-
-
-async def _connected_socket(place: Place, deadline: Deadline) -> socket.socket:
-    """A socket to the first address that answers, each given its share of the time."""
-    loop = asyncio.get_running_loop()
-    try:
-        addresses = await loop.run_in_executor(None, place.resolve)
-    except (OSError, UnicodeError) as error:
-        raise ConnectionFailed(f"cannot find {place}: {error}") from error
-    failure: OSError | None = None
-    for position, address in enumerate(addresses):
-        try:
-            async with asyncio.timeout(deadline.left() / (len(addresses) - position)):
-                return await _connected(place, address)
-        except OSError as error:
-            failure = error
-    deadline.left()
-    raise unreachable(place, failure) from failure
-
-
-async def _connected(place: Place, address: Address) -> socket.socket:
-    sock = socket.socket(address.family, socket.SOCK_STREAM)
-    try:
-        for option in place.socket_options:
-            sock.setsockopt(*option)
-        sock.setblocking(False)
-        await asyncio.get_running_loop().sock_connect(sock, address.sockaddr)
-    except BaseException:
-        sock.close()
-        raise
-    return sock

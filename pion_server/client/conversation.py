@@ -1,4 +1,4 @@
-"""What both clients share, without I/O: calls in flight, their replies, deadlines, the handshake.
+"""What both clients share, without I/O: calls in flight, their replies, the handshake.
 
 Requests leave whole and in order, and replies come back in that order; a `Conversation` is one
 connection's record of who waits for what. It is over for good once its bytes are out of step: the
@@ -7,20 +7,21 @@ owner closes the connection on any exception raised here.
 
 from __future__ import annotations
 
-import os
-import threading
-import time
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
 from pion_server.client.calls import Call, hello, select
-from pion_server.client.url import Endpoint, Place
-from pion_server.errors import ConnectionFailed, DeadlineExceeded, PionError, ProtocolError
+from pion_server.client.url import Endpoint
+from pion_server.errors import PionError, ProtocolError
 from pion_server.wire.encode import encode_request
 from pion_server.wire.limits import Limits
 from pion_server.wire.replies import Incomplete, ReplyDecoder
 from pion_server.wire.values import Payload, Reply
+
+CLOSED = "this client is closed"
+# macOS refuses to receive 2 GB or more in one call.
+RECEIVE_MAX = 1 << 30
 
 
 class Exchange:
@@ -63,7 +64,7 @@ class Conversation(Generic[E]):
 
     def get_buffer(self) -> memoryview:
         """Where the next bytes from the server go."""
-        return self._decoder.get_buffer()
+        return self._decoder.get_buffer()[:RECEIVE_MAX]
 
     def received(self, nbytes: int) -> None:
         """Bytes have come into the buffer: hand replies to those who wait.
@@ -90,39 +91,10 @@ class Conversation(Generic[E]):
             self._decoder.expect(sink)
 
 
-class Deadline:
-    """The time that one call has, from connecting to the last byte of its reply."""
-
-    def __init__(self, seconds: float, what: str) -> None:
-        if not 0 < seconds <= threading.TIMEOUT_MAX:
-            raise PionError(f"a timeout is a number of seconds above 0, got {seconds}")
-        self._what = what
-        self._seconds = seconds
-        self._at = time.monotonic() + seconds
-
-    def left(self) -> float:
-        """Seconds left, above 0. Raises DeadlineExceeded where there are none."""
-        left = self._at - time.monotonic()
-        if left <= 0:
-            raise self.exceeded()
-        return left
-
-    def exceeded(self) -> DeadlineExceeded:
-        """The error that says whose deadline passed."""
-        return DeadlineExceeded(f"{self._what}: no complete answer within {self._seconds:g} s")
-
-
 def describe(calls: Sequence[Call[Any]], endpoint: Endpoint) -> str:
     """What an error says about the calls it ended."""
-    more = f" and {len(calls) - 1} more calls" if len(calls) > 1 else ""
+    more = f" and {len(calls) - 1} more" if len(calls) > 1 else ""
     return f"{calls[0].name}{more} to {endpoint.place}"
-
-
-def unreachable(place: Place, failure: OSError | None) -> ConnectionFailed:
-    """The error where no address of a place answers; `failure` is that of the last one."""
-    # Event loops word the same errno in their own ways.
-    why = os.strerror(failure.errno) if failure and failure.errno else "timed out"
-    return ConnectionFailed(f"cannot reach {place}: {why}")
 
 
 def handshake(endpoint: Endpoint) -> list[Call[Any]]:

@@ -9,8 +9,10 @@ from itertools import islice
 
 from pion_server.wire.values import Payload
 
-# The number of buffers that one sendmsg takes on Linux and macOS.
+# What one sendmsg may be given: so many buffers on Linux and macOS, and below 2 GB on macOS. A
+# socket takes a few MB at a time, so offering it more than this has no use.
 IOV_MAX = 1024
+SEND_MAX = 16 << 20
 
 
 class Outbox:
@@ -38,13 +40,23 @@ class Outbox:
         if not self:
             return
         try:
-            nbytes = sock.sendmsg(islice(self._left, IOV_MAX))
+            nbytes = sock.sendmsg(self._offer())
         except BlockingIOError:
             return
         except OSError:
             self._broken = True
             return
         self._advance(nbytes)
+
+    def _offer(self) -> list[memoryview]:
+        offer: list[memoryview] = []
+        room = SEND_MAX
+        for view in islice(self._left, IOV_MAX):
+            offer.append(view[:room])
+            room -= len(offer[-1])
+            if not room:
+                break
+        return offer
 
     def _advance(self, nbytes: int) -> None:
         while self._left and nbytes >= len(self._left[0]):

@@ -9,7 +9,6 @@ is replaced; where that shows only after sending, the calls are sent once more i
 from __future__ import annotations
 
 import os
-import queue
 import select
 import socket
 import threading
@@ -18,19 +17,20 @@ from contextlib import contextmanager
 from typing import Any, Self, TypeVar
 
 from pion_server.client.calls import Call
+from pion_server.client.connecting import connect
 from pion_server.client.conversation import (
+    CLOSED,
     Conversation,
-    Deadline,
     Exchange,
     describe,
     handshake,
     outcome,
     safe_to_repeat,
-    unreachable,
 )
+from pion_server.client.deadline import Deadline
 from pion_server.client.methods import Commands
 from pion_server.client.outbox import Outbox
-from pion_server.client.url import DEFAULT_URL, Address, Endpoint, Place, parse_url
+from pion_server.client.url import DEFAULT_URL, Endpoint, Place, parse_url
 from pion_server.errors import ConnectionFailed, PionError
 from pion_server.wire.values import Reply
 
@@ -48,7 +48,7 @@ class Client(Commands):
         self._endpoint = parse_url(url)
         self._timeout = timeout
         self._closed = False
-        self._adopt()
+        self._start()
 
     def execute(self, call: Call[T], *, timeout: float | None = None) -> T:
         """Run a call and wait for its value, for `timeout` seconds instead of the client's."""
@@ -69,7 +69,7 @@ class Client(Commands):
         """Close the connection once the running call is over. Later calls raise
         ConnectionFailed."""
         self._closed = True
-        with self._lock:
+        with self._own_lock():
             if self._link is not None:
                 self._link.close()
 
@@ -96,20 +96,26 @@ class Client(Commands):
 
     @contextmanager
     def _turn(self, deadline: Deadline) -> Iterator[None]:
-        if self._pid != os.getpid():
-            self._adopt()
-        if not self._lock.acquire(timeout=deadline.left()):
+        lock = self._own_lock()
+        if not lock.acquire(timeout=deadline.left()):
             raise deadline.exceeded()
         try:
             if self._closed:
-                raise ConnectionFailed("this client is closed")
+                raise ConnectionFailed(CLOSED)
             yield
         finally:
-            self._lock.release()
+            lock.release()
 
-    def _adopt(self) -> None:
-        """Start without a connection in this process: a forked child must not write into its
-        parent's, nor wait for a lock that one of the parent's threads held."""
+    def _own_lock(self) -> threading.Lock:
+        """This process's lock. A forked child must not write into its parent's connection, nor
+        wait for a lock that one of the parent's threads held at the fork, so it starts anew."""
+        if self._pid != os.getpid():
+            if self._link is not None:
+                self._link.close()
+            self._start()
+        return self._lock
+
+    def _start(self) -> None:
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._link: Link | None = None
@@ -141,7 +147,7 @@ class Link:
     def open(cls, endpoint: Endpoint, deadline: Deadline) -> Link:
         """Connect and shake hands. Raises ConnectionFailed, DeadlineExceeded, or the server's
         refusal."""
-        link = cls(_connected_socket(endpoint.place, deadline), endpoint.place)
+        link = cls(connect(endpoint.place, deadline), endpoint.place)
         opening = handshake(endpoint)
         try:
             for call, reply in zip(opening, link.exchange(opening, deadline), strict=True):
@@ -194,51 +200,3 @@ class Link:
         if not nbytes:
             raise ConnectionFailed(f"{self._place} closed the connection")
         self._conversation.received(nbytes)
-
-
-def _connected_socket(place: Place, deadline: Deadline) -> socket.socket:
-    """A non-blocking socket to the first address that answers, each given its share of the time."""
-    addresses = _resolve(place, deadline)
-    failure: OSError | None = None
-    for position, address in enumerate(addresses):
-        try:
-            return _connected(place, address, deadline.left() / (len(addresses) - position))
-        except OSError as error:
-            failure = error
-    deadline.left()
-    raise unreachable(place, failure) from failure
-
-
-def _connected(place: Place, address: Address, seconds: float) -> socket.socket:
-    sock = socket.socket(address.family, socket.SOCK_STREAM)
-    try:
-        for option in place.socket_options:
-            sock.setsockopt(*option)
-        sock.settimeout(seconds)
-        sock.connect(address.sockaddr)
-        sock.setblocking(False)
-    except BaseException:
-        sock.close()
-        raise
-    return sock
-
-
-def _resolve(place: Place, deadline: Deadline) -> list[Address]:
-    """The place's addresses. A name server may hang and getaddrinfo has no timeout, so the question
-    is asked on a thread that can be left behind."""
-    answers: queue.SimpleQueue[list[Address] | OSError | UnicodeError] = queue.SimpleQueue()
-
-    def ask() -> None:
-        try:
-            answers.put(place.resolve())
-        except (OSError, UnicodeError) as error:
-            answers.put(error)
-
-    threading.Thread(target=ask, name="pion-resolve", daemon=True).start()
-    try:
-        answer = answers.get(timeout=deadline.left())
-    except queue.Empty:
-        raise deadline.exceeded() from None
-    if isinstance(answer, list):
-        return answer
-    raise ConnectionFailed(f"cannot find {place}: {answer}") from answer

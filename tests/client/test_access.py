@@ -15,15 +15,15 @@ import pytest
 from pion_server.client import Call, Client, NoAuth, PionError, WrongPass
 from pion_server.client.calls.base import integer, status
 
-SECRET = "s3cr3t p@ss"
-QUOTED = "s3cr3t%20p%40ss"
+SECRET = "s3cret-w0rd"  # PASSWORD of tests/conftest.py
+QUOTED = "s3cret%2Dw0rd"
 CLIENT_ID = Call(("CLIENT", "ID"), integer)
 
 
-@pytest.fixture(params=["start_pion", "start_redis"])
+@pytest.fixture(params=["locked_pion", "locked_redis"])
 def locked(request: pytest.FixtureRequest) -> Any:
     """A server that wants a password."""
-    return request.getfixturevalue(request.param)("--requirepass", SECRET)
+    return request.getfixturevalue(request.param)
 
 
 def at(server: Any, login: str) -> str:
@@ -86,6 +86,7 @@ def test_a_forked_child_has_a_connection_of_its_own(pion_server: Any) -> None:
         childs = in_a_child(lambda: b"%d" % client.execute(CLIENT_ID))
         assert childs.isdigit()
         assert int(childs) != mine
+        assert in_a_child(lambda: str(client.close()).encode()) == b"None"
         assert client.execute(CLIENT_ID) == mine
 
 

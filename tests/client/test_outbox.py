@@ -9,7 +9,7 @@ from typing import Any, cast
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pion_server.client.outbox import IOV_MAX, Outbox
+from pion_server.client.outbox import IOV_MAX, SEND_MAX, Outbox
 
 
 class Drain:
@@ -25,6 +25,7 @@ class Drain:
             raise BlockingIOError
         offered = list(buffers)
         assert 0 < len(offered) <= IOV_MAX
+        assert sum(map(len, offered)) <= SEND_MAX
         taken = b"".join(offered)[:take]
         self.got += taken
         return len(taken)
@@ -49,6 +50,12 @@ def test_any_partial_sends(payloads: list[bytes], takes: list[int | None]) -> No
 def test_more_payloads_than_one_call_takes() -> None:
     payloads = [b"%d," % number for number in range(3 * IOV_MAX + 1)]
     assert drained(payloads, Drain([5, None, 100_000])) == b"".join(payloads)
+
+
+def test_more_bytes_than_one_call_takes() -> None:
+    large = bytes(SEND_MAX - 1)
+    payloads = [b"head", large, b"", b"middle", large + large, b"tail"]
+    assert drained(payloads, Drain([3, SEND_MAX])) == b"".join(payloads)
 
 
 def test_a_peer_that_is_gone_ends_the_sending() -> None:
