@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 START_SECONDS = 20.0
+PASSWORD = "s3cret-w0rd"
 # Error texts are compared byte for byte, and Redis rewords them between versions.
 REFERENCE = "7.0."
 
@@ -118,6 +119,16 @@ def pion_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProc
     finish_pion(server)
 
 
+@pytest.fixture(scope="session")
+def locked_pion(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A pion-server with PASSWORD that logs all it can; PASSWORD must not be there."""
+    log = tmp_path_factory.mktemp("locked-pion") / "log"
+    server = launch_pion(log, "--requirepass", PASSWORD, "--log-level", "debug")
+    yield server
+    finish_pion(server)
+    assert PASSWORD not in log.read_text()
+
+
 @pytest.fixture
 def start_pion(tmp_path: Path) -> Iterator[Launcher]:
     """Starts pion-servers with options of their own: start_pion("--requirepass", "x")."""
@@ -151,16 +162,11 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerPro
     server.stop()
 
 
-@pytest.fixture
-def start_redis(tmp_path: Path) -> Iterator[Launcher]:
-    """Starts real redis-servers with options of their own."""
+@pytest.fixture(scope="session")
+def locked_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A real redis-server 7.0 with PASSWORD."""
     require_redis()
-    servers: list[ServerProcess] = []
-
-    def start(*args: str) -> ServerProcess:
-        servers.append(launch_redis(tmp_path / f"redis-{len(servers)}.log", *args))
-        return servers[-1]
-
-    yield start
-    for server in servers:
-        server.stop()
+    log = tmp_path_factory.mktemp("locked-redis") / "log"
+    server = launch_redis(log, "--requirepass", PASSWORD)
+    yield server
+    server.stop()

@@ -111,9 +111,9 @@ def hello(ctx: Context, raw: list[Payload]) -> Reply:
         take_effect(ctx, *values)
     if not ctx.client.authenticated:
         raise NoAuth(
-            "HELLO must be called with the client already authenticated, otherwise the HELLO "
-            "<proto> AUTH <user> <pass> option can be used to authenticate the client and select "
-            "the RESP protocol version at the same time"
+            "HELLO must be called with the client already authenticated, otherwise the HELLO AUTH "
+            "<user> <pass> option can be used to authenticate the client and select the RESP "
+            "protocol version at the same time"
         )
     ctx.client.proto = proto
     return greeting(ctx)

@@ -107,6 +107,6 @@ def both(pion_server: Any, redis_server: Any) -> Both:
 
 
 @pytest.fixture(scope="session")
-def pair_of() -> type[Both]:
-    """Makes a Both of two ports."""
-    return Both
+def locked(locked_pion: Any, locked_redis: Any) -> Both:
+    """The same two servers, with a password."""
+    return Both(locked_pion.port, locked_redis.port)

@@ -126,14 +126,12 @@ def test_a_lost_frame_ends_the_connection(both: Any, data: bytes) -> None:
     assert said.count(b"\r\n") == 1
 
 
-def test_strangers_get_no_more_than_redis_gives_them(
-    pair_of: Any, start_pion: Any, start_redis: Any
-) -> None:
-    secret = ("--requirepass", "s3cret")
-    both = pair_of(start_pion(*secret).port, start_redis(*secret).port)
-    for data in (*STRANGER_INPUTS.values(), *INPUTS.values()):
-        check(both, data)
-        check(both, data + PING)
+@pytest.mark.parametrize(
+    "data", [*STRANGER_INPUTS.values(), *INPUTS.values()], ids=[*STRANGER_INPUTS, *INPUTS]
+)
+def test_strangers_get_no_more_than_redis_gives_them(locked: Any, data: bytes) -> None:
+    check(locked, data)
+    check(locked, data + PING)
 
 
 # What a confused or hostile client may send: pieces of the protocol in any order.
