@@ -141,7 +141,6 @@ class Receiver:
     def _break(self, error: Exception) -> None:
         """Refuse further work with `error`, and drop whatever still comes in."""
         self._broken = error
-        self._large = None
         self._at = self._end = self._scanned = 0
 
     def _take_line(self, terminator: bytes, too_long: str) -> bytes | None:

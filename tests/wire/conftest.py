@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, cycle
 from typing import Any
@@ -39,7 +40,9 @@ def receive_all(
         if arrived == len(data):
             return
         buffer = decoder.get_buffer()
-        assert 0 < len(buffer) <= max(receive.SCRATCH, receive.RESERVE, arrived)
+        assert len(buffer) > 0
+        if sys.platform == "linux":  # elsewhere address space is taken, see LargeBulk
+            assert len(buffer) <= max(receive.SCRATCH, receive.RESERVE, arrived)
         count = min(size, len(buffer), len(data) - arrived)
         buffer[:count] = source[arrived : arrived + count]
         arrived += count

@@ -199,7 +199,7 @@ def test_a_single_string_and_pipelined_sinks() -> None:
     decoder.buffer_updated(len(data))
     for expected in (b"abc", b"def"):
         target = bytearray(3)
-        decoder.expect(lambda index, nbytes, target=target: memoryview(target))
+        decoder.expect(into_arrays({0: np.frombuffer(target, np.uint8)}, []))
         decoder.next_reply()
         assert target == expected
     assert decoder.next_reply() is INCOMPLETE

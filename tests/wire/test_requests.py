@@ -55,6 +55,21 @@ def test_every_chunking_decodes_alike(
     assert len(whole) == len(expected) + bool(end)
 
 
+@pytest.mark.parametrize("reads_before", [0, 1])
+def test_no_cut_makes_old_bytes_or_payload_pass_for_frames(
+    requests_of: Decode, reads_before: int
+) -> None:
+    request = [b"SET", b"$1\r\na\r\n$1\r\nb\r\n", b"*1\r\n$4\r\nPING\r\n", b"x" * 1_100, b"\r\n"]
+    data = framed(request)
+    for cut in range(1, len(data)):
+        # With a read before, scratch holds the very bytes that are still to come.
+        sizes = [len(data)] * reads_before + [cut, len(data) - cut]
+        decoded = requests_of(RequestDecoder(Limits()), data * (reads_before + 1), sizes)
+        assert decoded == [request] * (reads_before + 1)
+        unfinished = data * reads_before + data[:cut]
+        assert requests_of(RequestDecoder(Limits()), unfinished, sizes) == [request] * reads_before
+
+
 tokens = st.sampled_from(
     [bytes((character,)) for character in b"*$\r\n-0139\"'\\ \0"]
     + [b"\r\n", b"PING", b"*2\r\n", b"$4\r\nPING\r\n", b"*1048576\r\n"]
