@@ -57,7 +57,7 @@ class ScanMachine(RuleBasedStateMachine):
         for mutation in self.keys.expired(NOW, 5):
             for key in mutation.keys:
                 assert key not in self.there
-                self.keys.delete(mutation.db, key)
+                assert self.keys.delete(mutation.db, key)
 
     @rule(key=keys)
     def put_into_another_db(self, key: bytes) -> None:

@@ -155,9 +155,17 @@ def test_overwriting_a_large_block_row_by_row_stays_bounded() -> None:
     assert held == b"".join(bytes([row % 256]) * 1024 for row in range(4096))
 
 
-def test_appending_token_by_token_makes_few_extents() -> None:
+ORDERS = {
+    "appended": np.arange(20_000),
+    "prepended": np.arange(20_000)[::-1],
+    "scattered": np.random.default_rng(5).permutation(20_000),
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_token_by_token_makes_few_extents(order: str) -> None:
     layer = Layer(0, 384)
-    for row in range(20_000):
+    for row in ORDERS[order].tolist():
         layer.put(row, memoryview(row.to_bytes(4, "little") * 96))
     assert layer.extents <= 2 * layer.nbytes / SMALL + 1
     ids = np.frombuffer(b"".join(layer.pieces(0, 20_000)), "<u4").reshape(20_000, 96)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from pion_server.codecs.table import by_name
 from pion_server.errors import Mismatch, OutOfMemory, PionError
@@ -31,6 +31,7 @@ from pion_server.store.mutations import (
     StoreRows,
 )
 from pion_server.store.schema import MAX_LAYERS, LayerFormat, Schema
+from pion_server.store.state import Unit
 from pion_server.store.store import Store
 
 DIM = 32
@@ -86,14 +87,26 @@ class StoreMachine(RuleBasedStateMachine):
         assert type(caught.value) is refused
         return None
 
-    # What a mutation does to the model
-
-    def drop(self, ns: bytes) -> None:
-        del self.prefixes[ns]
-        for sid in sides(ns):
-            del self.sessions[sid]
+    def forget(self, unit: Unit) -> None:
+        """What dropping a unit does to the model."""
+        if isinstance(unit, DropPrefix):
+            del self.prefixes[unit.namespace]
+            for sid in sides(unit.namespace):
+                del self.sessions[sid]
+        elif isinstance(unit, DropSession):
+            del self.sessions[unit.sid]
+        else:
+            del self.keys[unit.db, unit.keys[0]]
 
     # Rules
+
+    @initialize(keys=schemas, values=schemas, bare=schemas)
+    def begin(self, keys: Schema, values: Schema, bare: Schema) -> None:
+        """A random walk from nothing would seldom get to rows."""
+        self.create(b"bare", bare)
+        self.register(b"a", keys, values, Declaration(2, 3), b"f", [5, 4], 1.5)
+        self.register(b"b", values, keys, None, None, None, None)
+        self.set_key(0, b"x", b"value", False, 5)
 
     @rule(sid=st.sampled_from(SIDS), schema=schemas)
     def create(self, sid: bytes, schema: Schema) -> None:
@@ -117,6 +130,22 @@ class StoreMachine(RuleBasedStateMachine):
         hashes=st.none() | st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=5),
         prefill_ms=st.none() | st.floats(0, 1e6),
     )
+    def register_anything(self, ns, keys, values, **options) -> None:
+        self.register(ns, keys, values, **options)
+
+    @rule(
+        ns=namespaces,
+        declared=st.none() | st.builds(Declaration, st.just(2), st.integers(1, 5)),
+        fingerprint=fingerprints,
+        prefill_ms=st.none() | st.just(0.0),
+    )
+    def register_again(self, ns, declared, fingerprint, prefill_ms) -> None:
+        """With the layout that is there, if one is."""
+        keys, values = (
+            self.sessions[sid].schema if sid in self.sessions else SCHEMAS[0] for sid in sides(ns)
+        )
+        self.register(ns, keys, values, declared, fingerprint, None, prefill_ms)
+
     def register(self, ns, keys, values, declared, fingerprint, hashes, prefill_ms) -> None:
         array = None if hashes is None else np.array(hashes, np.uint64)
         blocks = None if array is None else BlockTable(256, array)
@@ -146,29 +175,45 @@ class StoreMachine(RuleBasedStateMachine):
         prefix.hashes = prefix.hashes if array is None else array
 
     @rule(
-        blocks=st.lists(
-            st.tuples(
-                st.sampled_from(SIDS),
-                st.integers(0, 2),
-                st.integers(0, TOKENS),
-                st.integers(1, TOKENS),
-            ),
-            min_size=1,
-            max_size=4,
-        ),
+        data=st.data(),
+        layers=st.lists(st.integers(0, 2), min_size=1, max_size=4),
         defect=st.sampled_from([None] * 8 + ["short", "long", "negative", "empty", "far"]),
     )
-    def store_rows(self, blocks, defect) -> None:
+    def store_rows(self, data, layers, defect) -> None:
         """The defect sits in the last block, so all before it must not be stored either."""
-        made = [self.block(*block) for block in blocks]
-        refused = any(not self.storable(block.sid, block.layer) for block in made) or defect
+        sids = st.sampled_from([*sorted(self.sessions), b"nowhere"])
+        starts, counts = st.integers(0, TOKENS), st.integers(1, TOKENS)
+        blocks = [
+            self.block(data.draw(sids), i, data.draw(starts), data.draw(counts)) for i in layers
+        ]
         if defect:
-            made[-1] = broken(made[-1], defect)
-        count = self.apply(StoreRows(tuple(made)), PionError if refused else None)
+            blocks[-1] = broken(blocks[-1], defect)
+        refused = defect or any(not self.storable(block.sid, block.layer) for block in blocks)
+        self.store_blocks(blocks, PionError if refused else None)
+
+    @precondition(lambda self: self.prefixes)
+    @rule(data=st.data(), hole=st.none() | st.integers(0, 9))
+    def store_a_whole_prefix(self, data, hole) -> None:
+        """Every declared row, but for one where there is a hole."""
+        ns = data.draw(st.sampled_from(sorted(self.prefixes)))
+        declared = self.prefixes[ns].declared or Declaration(2, 2)
+        blocks = [
+            self.block(sid, layer, row, 1)
+            for sid in sides(ns)
+            for layer in range(declared.layers)
+            for row in range(declared.tokens)
+            if self.storable(sid, layer)
+        ]
+        if hole is not None and len(blocks) > 1:
+            del blocks[hole % len(blocks)]
+        self.store_blocks(blocks, None)
+
+    def store_blocks(self, blocks: list[RowBlock], refused: type[PionError] | None) -> None:
+        count = self.apply(StoreRows(tuple(blocks)), refused)
         if refused:
             return
-        assert count == sum(block.count for block in made)
-        for block in made:
+        assert count == sum(block.count for block in blocks)
+        for block in blocks:
             size = self.sessions[block.sid].schema.layer(block.layer).row_bytes
             for i in range(block.count):
                 row = bytes(block.data[i * size : (i + 1) * size])
@@ -187,19 +232,21 @@ class StoreMachine(RuleBasedStateMachine):
         words = np.arange(count * size // 4, dtype="<u4") + (self.writes << 12)
         return RowBlock(sid, layer, start, count, memoryview(bytearray(words.tobytes())))
 
-    @rule(ns=namespaces)
-    def drop_prefix(self, ns: bytes) -> None:
-        assert self.apply(DropPrefix(ns)) == (ns in self.prefixes)
-        if ns in self.prefixes:
-            self.drop(ns)
+    @rule(data=st.data(), really=st.integers(0, 3))
+    def drop(self, data, really) -> None:
+        """One of the units, or a prefix, session or key that is not there."""
+        absent = [DropPrefix(b"no"), DropSession(b"no"), DeleteKeys(0, (b"no", b"no"))]
+        unit = data.draw(st.sampled_from(absent if really else list(self.store.recency) or absent))
+        there = unit not in absent
+        assert self.apply(unit) == there
+        if there:
+            self.forget(unit)
 
-    @rule(sid=st.sampled_from(SIDS))
-    def drop_session(self, sid: bytes) -> None:
-        if any(sid in sides(ns) for ns in self.prefixes):
-            self.apply(DropSession(sid), PionError)
-            return
-        assert self.apply(DropSession(sid)) == (sid in self.sessions)
-        self.sessions.pop(sid, None)
+    @precondition(lambda self: self.prefixes)
+    @rule(data=st.data(), side=st.integers(0, 1))
+    def drop_half_a_prefix(self, data, side) -> None:
+        ns = data.draw(st.sampled_from(sorted(self.prefixes)))
+        self.apply(DropSession(sides(ns)[side]), PionError)
 
     @rule(
         db=st.sampled_from([0, 15, 16]),
@@ -249,19 +296,19 @@ class StoreMachine(RuleBasedStateMachine):
         for at in gone:
             del self.keys[at]
 
-    @rule(ns=namespaces, data=st.data())
-    def write_under_a_budget(self, ns, data) -> None:
-        """Grow one session of a namespace; whatever is evicted is whole, and oldest first."""
-        sid = sides(ns)[0]
-        if not self.storable(sid, 0):
-            return
+    @precondition(lambda self: self.sessions)
+    @rule(data=st.data())
+    def write_under_a_budget(self, data) -> None:
+        """Grow one session; whatever is evicted is whole, and oldest first."""
+        sid = data.draw(st.sampled_from(sorted(self.sessions)))
         mutation = StoreRows((self.block(sid, 0, 0, TOKENS),))
         before, used = list(self.store.recency), self.store.bytes_used
         growth = self.store.plan(mutation).growth
-        budget = data.draw(st.integers(1, used + 100), label="max_memory")
-        spared = {self.store.sessions[sid].unit}
-        order = [unit for unit in before if unit not in spared]
-        fits = growth == 0 or used + growth - sum(map(self.store.size, order)) <= budget
+        order = [unit for unit in before if unit != self.store.sessions[sid].unit]
+        evictable = sum(map(self.store.size, order))
+        shortage = data.draw(st.integers(0, evictable + 1))
+        budget = max(1, used + growth - shortage)
+        fits = growth == 0 or used + growth - evictable <= budget
         if not fits:
             with pytest.raises(OutOfMemory):
                 make_room(self.store, budget, mutation)
@@ -269,19 +316,25 @@ class StoreMachine(RuleBasedStateMachine):
         evicted = make_room(self.store, budget, mutation)
         assert set(before) - set(self.store.recency) == set(order[:evicted])
         for unit in order[:evicted]:
-            if isinstance(unit, DropPrefix):
-                self.drop(unit.namespace)
-            elif isinstance(unit, DropSession):
-                del self.sessions[unit.sid]
-            else:
-                del self.keys[unit.db, unit.keys[0]]
+            self.forget(unit)
         if growth:
             assert self.store.bytes_used + growth <= budget
 
-    @rule(sid=st.sampled_from(SIDS), layer=st.integers(0, 2), data=st.data())
-    def read(self, sid, layer, data) -> None:
-        start = data.draw(st.integers(-1, TOKENS))
-        end = data.draw(st.integers(start - 1, 2 * TOKENS))
+    @rule(data=st.data(), count=st.integers(0, 4))
+    def read_anywhere(self, data, count) -> None:
+        sid = data.draw(st.sampled_from([*sorted(self.sessions), b"nowhere"]))
+        layer, start = data.draw(st.integers(-1, 3)), data.draw(st.integers(-1, TOKENS))
+        self.read(sid, layer, start, start + count, data)
+
+    @precondition(lambda self: any(session.rows for session in self.sessions.values()))
+    @rule(data=st.data(), count=st.integers(1, 6))
+    def read_what_is_there(self, data, count) -> None:
+        """From a row that is there; some that follow it may be missing."""
+        sid = data.draw(st.sampled_from(sorted(s for s, m in self.sessions.items() if m.rows)))
+        layer, start = data.draw(st.sampled_from(sorted(self.sessions[sid].rows)))
+        self.read(sid, layer, start, start + count, data)
+
+    def read(self, sid: bytes, layer: int, start: int, end: int, data: st.DataObject) -> None:
         rows = self.sessions[sid].rows if sid in self.sessions else {}
         wanted = [(layer, row) for row in range(start, end)]
         if not wanted or any(at not in rows for at in wanted):
@@ -409,4 +462,4 @@ def broken(block: RowBlock, defect: str) -> RowBlock:
 
 
 TestStoreMachine = StoreMachine.TestCase
-TestStoreMachine.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+TestStoreMachine.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
