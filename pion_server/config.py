@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, model_validator
 
-DEFAULT_PORT = 1974
+from pion_server import DEFAULT_PORT
 
 
 class Config(BaseModel):

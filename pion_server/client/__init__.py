@@ -7,10 +7,10 @@ Arrays go out without a copy and replies can be received into the caller's memor
 deadline. Errors are the classes of pion_server/errors.py.
 """
 
+from pion_server import DEFAULT_PORT
 from pion_server.client.asynchronous import AsyncClient
 from pion_server.client.calls import Call, PrefixRows
 from pion_server.client.sync import Client
-from pion_server.client.url import DEFAULT_PORT
 from pion_server.errors import (
     ConnectionFailed,
     DeadlineExceeded,

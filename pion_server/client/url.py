@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import SplitResult, unquote, urlsplit
 
+from pion_server import DEFAULT_PORT
 from pion_server.errors import PionError
 
-# As in pion_server/config.py, which would bring pydantic into every process of a connector.
-DEFAULT_PORT = 1974
 DEFAULT_URL = f"pion://127.0.0.1:{DEFAULT_PORT}"
 _FORM = "pion://[user:password@]host[:port][/db]"
 _ENCODE = "percent-encode any of / ? # @ : [ ] in the user and the password"

@@ -12,6 +12,7 @@ from pion_server.wire.values import Payload
 # Long enough for any key an engine makes, short enough that names never become the payload.
 MAX_NAME = 4096
 _INTEGER = re.compile(rb"0|-?[1-9][0-9]{0,18}")
+_NUMBER = re.compile(rb"[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 
 Option: TypeAlias = "Callable[[Arguments], Any]"
 
@@ -68,16 +69,14 @@ class Arguments:
                 return number
         raise PionError(f"{what} must be an integer between {low} and {high}, got {shown(value)}")
 
-    def number(self, what: str) -> float:
-        """A finite, non-negative decimal number."""
+    def number(self, what: str, high: float) -> float:
+        """A decimal number without a sign, at most `high`."""
         value = self.take(what)
-        try:
-            number = float(bytes(value)) if len(value) <= 40 else -1.0
-        except ValueError:
-            number = -1.0
-        if 0 <= number < float("inf"):
-            return number
-        raise PionError(f"{what} must be a number of 0 or more, got {shown(value)}")
+        if len(value) <= 40 and _NUMBER.fullmatch(value):
+            number = float(bytes(value))
+            if number <= high:
+                return number
+        raise PionError(f"{what} must be a number between 0 and {high:g}, got {shown(value)}")
 
     def options(self, known: Mapping[str, Option]) -> dict[str, Any]:
         """All that is left, as KEYWORD value ... in any order, each at most once."""

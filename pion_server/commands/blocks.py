@@ -14,8 +14,8 @@ from pion_server.store.mutations import BlockTable, Hashes
 from pion_server.wire.values import Payload, Reply, Status
 
 GROUP = "KV.PREFIX"
-# 2**24 hashes of 64-token blocks are a context of a billion tokens.
-MAX_HASHES = 1 << 24
+# 2**20 hashes of 64-token blocks are a context of 67 million tokens, searched in under a second.
+MAX_HASHES = 1 << 20
 UNKNOWN = Status("UNKNOWN")
 
 

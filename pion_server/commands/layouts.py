@@ -82,7 +82,8 @@ def store(
 
     `rows` is emptied blob by blob, so a conversion never holds more than one blob twice.
     """
-    formats = [ctx.store.session(row.sid).schema.layer(row.layer) for row in rows]
+    sessions = [ctx.store.session(row.sid) for row in rows]
+    formats = [session.schema.layer(row.layer) for session, row in zip(sessions, rows, strict=True)]
 
     def convert() -> StoreRows:
         blocks = []
@@ -93,6 +94,9 @@ def store(
         return StoreRows(tuple(blocks))
 
     def finish(mutation: StoreRows) -> Reply:
+        # Another client may have put a namespace of another layout or model in the place of it.
+        if any(ctx.store.session(session.sid) is not session for session in sessions):
+            raise PionError("the session was replaced while rows for it came in; none is stored")
         ctx.apply(mutation)
         return OK
 

@@ -11,12 +11,7 @@ from typing import Any
 from pion_server.commands.arguments import Arguments, Option
 from pion_server.commands.blocks import block_table
 from pion_server.commands.context import Context
-from pion_server.commands.layouts import (
-    MAX_TOKENS,
-    schema_words,
-    token,
-    uniform,
-)
+from pion_server.commands.layouts import MAX_TOKENS, schema_words, token, uniform
 from pion_server.commands.registry import Access, command
 from pion_server.errors import Mismatch, PionError
 from pion_server.store.mutations import Declaration, DropPrefix, RegisterPrefix
@@ -26,6 +21,7 @@ from pion_server.wire.values import OK, Payload, Reply, Status
 
 GROUP = "KV.PREFIX"
 MISMATCH = "-MISMATCH"
+MAX_PREFILL_MS = 1e9  # eleven days
 OPTIONS = (
     "[LAYERS <n> TOKENS <n>] [PREFILL_MS <ms>] [FINGERPRINT <hex>]"
     " [BLOCKS <block_size> <count> <blob>]"
@@ -48,11 +44,16 @@ def fingerprint(args: Arguments) -> bytes:
     return value
 
 
+def prefill_ms(args: Arguments) -> float:
+    """Milliseconds; the bound keeps one caller from spoiling the receipt of all."""
+    return args.number("PREFILL_MS", MAX_PREFILL_MS)
+
+
 FINGERPRINT: Mapping[str, Option] = {"FINGERPRINT": fingerprint}
 REGISTER_OPTIONS: Mapping[str, Option] = {
     "LAYERS": lambda a: a.integer("LAYERS", 1, MAX_LAYERS),
     "TOKENS": lambda a: a.integer("TOKENS", 1, MAX_TOKENS),
-    "PREFILL_MS": lambda a: a.number("PREFILL_MS"),
+    "PREFILL_MS": prefill_ms,
     "BLOCKS": block_table,
     **FINGERPRINT,
 }
@@ -144,7 +145,7 @@ def lookup(ctx: Context, raw: list[Payload]) -> Reply:
     options = args.options(
         {
             "TOKENS": lambda a: token(a, "TOKENS"),
-            "PREFILL_MS": lambda a: a.number("PREFILL_MS"),
+            "PREFILL_MS": prefill_ms,
             **FINGERPRINT,
         }
     )

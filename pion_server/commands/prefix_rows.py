@@ -67,8 +67,6 @@ def store_rows(ctx: Context, raw: list[Payload]) -> Reply | Job:
     for index, blob in enumerate(blobs):
         sid = prefix.values_sid if index % 2 else prefix.keys_sid
         rows.append(Incoming(sid, first + index // 2, blob))
-    blobs.clear()
-    raw.clear()
     return store(ctx, rows, start, count, options.get("FMT", WireFormat.FP32))
 
 

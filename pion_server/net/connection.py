@@ -2,7 +2,8 @@
 
 Reading stops while a write of this client is being computed, and while it does not take its
 replies; so a pipeline sees its own writes, and a client can make the server hold no more than what
-it has itself stored.
+it has itself stored. A client that keeps the server busy gives way to the others after each turn:
+MAX_WAITING requests, or outbox.TURN bytes of replies.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ class Connection(asyncio.BufferedProtocol):
         self._executor = executor
         self._forget = forget
         self._busy = False  # a write of this client is being computed
+        self._resting = False  # there is work left for the next turn
         self._reading = True
         self._ended = False  # no further request is taken
         self.decoder = RequestDecoder(BEFORE_AUTH)
@@ -80,7 +82,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def eof_received(self) -> bool:
         """The client will send no more, but may still read: what it asked for is delivered."""
-        self._end()
+        self._ended = True
         return bool(self._outbox)
 
     def pause_writing(self) -> None:
@@ -91,9 +93,9 @@ class Connection(asyncio.BufferedProtocol):
         self._pump()
 
     def close(self) -> None:
-        """The server stops: what is with the transport still goes out."""
+        """Take no more requests, and close once every reply is out."""
         self._ended = True
-        self._transport.close()
+        self._pump()
 
     def abort(self) -> None:
         """Drop the client and what it was waiting for."""
@@ -102,10 +104,14 @@ class Connection(asyncio.BufferedProtocol):
     # -- requests in, replies out ------------------------------------------------------------
 
     def _pump(self) -> None:
+        if self._transport.is_closing():
+            return
         try:
             while self._may_take_more() and (request := self._next_request()):
                 self._answer(request)
-            self._outbox.flush()
+            full = len(self._outbox) >= MAX_WAITING
+            if self._outbox.flush() or full:
+                self._rest()
         except Exception:
             # A reply that breaks its own frame: nothing sane can follow on this connection.
             log.exception("closing a connection; this is a defect of the server")
@@ -117,17 +123,25 @@ class Connection(asyncio.BufferedProtocol):
             self._read(self._may_take_more())
 
     def _may_take_more(self) -> bool:
-        if len(self._outbox) >= MAX_WAITING:
-            self._outbox.flush()
-        blocked = self._busy or self._ended or len(self._outbox) >= MAX_WAITING
-        return not blocked and self._outbox.writable
+        blocked = self._busy or self._resting or self._ended
+        return not blocked and self._outbox.writable and len(self._outbox) < MAX_WAITING
+
+    def _rest(self) -> None:
+        """Let the other connections have their turn."""
+        if not self._resting:
+            self._resting = True
+            asyncio.get_running_loop().call_soon(self._wake)
+
+    def _wake(self) -> None:
+        self._resting = False
+        self._pump()
 
     def _next_request(self) -> list[Payload] | None:
         try:
             return self.decoder.next_request()
         except ProtocolError as error:
             self._fill(self._outbox.reserve(), error)
-            self._end()
+            self._ended = True
             return None
 
     def _answer(self, request: list[Payload]) -> None:
@@ -138,8 +152,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         self._fill(slot, result)
         self._set_limits()
-        if self._client.closing:
-            self._end()
+        self._ended = self._client.closing
 
     def _start(self, job: Job, slot: Slot) -> None:
         self._busy = self._busy or Access.WRITE in job.access
@@ -150,11 +163,10 @@ class Connection(asyncio.BufferedProtocol):
     def _finish(self, job: Job, slot: Slot, done: asyncio.Future[Any]) -> None:
         if done.cancelled():  # the server stops
             return
-        self._busy = False
-        result = job.finish(done.result())
-        if not self._transport.is_closing():
-            self._fill(slot, result)
-            self._pump()
+        if Access.WRITE in job.access:
+            self._busy = False
+        self._fill(slot, job.finish(done.result()))
+        self._pump()
 
     def _fill(self, slot: Slot, reply: Reply) -> None:
         slot.pieces = encode_reply(reply, self._client.proto)
@@ -164,9 +176,6 @@ class Connection(asyncio.BufferedProtocol):
         self.decoder.limits = (
             Limits(max_bulk=self._server.config.max_bulk) if known else BEFORE_AUTH
         )
-
-    def _end(self) -> None:
-        self._ended = True
 
     def _read(self, wanted: bool) -> None:
         if wanted != self._reading and not self._transport.is_closing():

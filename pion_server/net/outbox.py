@@ -2,7 +2,8 @@
 
 A request takes a slot at once; the slot is filled when its reply is known. What is ready at the
 head is written piece by piece, and no piece is made before the transport wants it: a slow reader
-costs the socket buffer and nothing more.
+costs the socket buffer and nothing more. Nor is one client's reply made in one go: a flush ends
+after a TURN, so that converting gigabytes for a fast reader does not keep the others waiting.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from pion_server.wire.values import Payload
 # Largest piece handed to the transport at once: a transport that copies what the socket did not
 # take (asyncio's own, before Python 3.12) then copies no more than this.
 PIECE = 1 << 22
+# A flush ends after this much: one converted piece (codecs/convert.py), some milliseconds at worst.
+TURN = 1 << 20
 
 
 class Slot:
@@ -47,18 +50,21 @@ class Outbox:
         self._slots.append(slot)
         return slot
 
-    def flush(self) -> None:
-        """Write what is ready for as long as the transport takes it."""
+    def flush(self) -> bool:
+        """Write what is ready for as long as the transport takes it, or until the turn is over;
+        tells whether it ended with the turn, so there may be more to write at once."""
         small: list[Payload] = []
-        held = 0
-        while self.writable and (piece := self._next_piece()) is not None:
+        held = written = 0
+        while self.writable and written < TURN and (piece := self._next_piece()) is not None:
             small.append(piece)
             held += len(piece)
             if held >= BY_REFERENCE:
                 self._write(small)
+                written += held
                 small, held = [], 0
         if small:
             self._write(small)
+        return written >= TURN
 
     def _next_piece(self) -> Payload | None:
         if self._unsent is not None:
@@ -66,12 +72,14 @@ class Outbox:
             self._unsent = rest if len(rest) else None
             return part
         while self._slots and (pieces := self._slots[0].pieces) is not None:
-            for piece in pieces:
-                if len(piece) <= PIECE:
-                    return piece
+            piece = next(pieces, None)
+            if piece is None:
+                self._slots.popleft()
+            elif len(piece) <= PIECE:
+                return piece
+            else:
                 self._unsent = memoryview(piece)
                 return self._next_piece()
-            self._slots.popleft()
         return None
 
     def _write(self, pieces: list[Payload]) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import resource
 import secrets
 import signal
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +24,9 @@ log = logging.getLogger(__name__)
 
 SWEEP_SECONDS = 0.1  # how often expired keys are looked for, as in Redis (hz 10)
 STOP_SECONDS = 1.0  # how long replies that are on their way may take once the server stops
+# Each connection is one; the usual soft limits, 256 on macOS and 1,024 on Linux, are soon reached.
+# No higher, since macOS takes no more than 10,240 whatever its hard limit says.
+OPEN_FILES = 10_000
 
 
 class PionServer:
@@ -81,8 +85,17 @@ class PionServer:
                 log.exception("sweeping expired keys failed; this is a defect of the server")
 
 
+def allow_open_files() -> None:
+    """Raise the soft limit on open files to OPEN_FILES, as far as the hard one permits."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 async def serve(config: Config) -> None:
     """Run a server until SIGTERM or SIGINT."""
+    allow_open_files()
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
     for signum in (signal.SIGTERM, signal.SIGINT):

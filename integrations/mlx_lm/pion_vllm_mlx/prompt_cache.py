@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 from mlx_lm.models.cache import KVCache
 
+from pion_server import DEFAULT_PORT
 from pion_server.client import Call, calls
-from pion_server.config import DEFAULT_PORT
 from pion_server.errors import DeadlineExceeded
 from pion_vllm_mlx.background import Background
 from pion_vllm_mlx.fingerprint import model_fingerprint, prefix_fingerprint
