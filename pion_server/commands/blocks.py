@@ -72,6 +72,6 @@ def membership(ctx: Context, raw: list[Payload]) -> Reply:
     if prefix is None or prefix.blocks is None:
         return UNKNOWN
     held = prefix.sorted_hashes
-    places = np.searchsorted(held, probes)
-    places[places == len(held)] = 0
-    return np.packbits(held[places] == probes, bitorder="little").tobytes()
+    # A probe beyond the last hash gets the last one, and differs from it.
+    found = held.take(held.searchsorted(probes), mode="clip")
+    return np.packbits(found == probes, bitorder="little").tobytes()
