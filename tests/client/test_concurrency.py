@@ -88,6 +88,40 @@ async def test_a_deadline_of_one_call_does_not_shift_the_others(fake: Any) -> No
     assert others == [b"%d" % number for number in range(20)]
 
 
+async def test_calls_at_once_land_in_their_own_buffers(pion_server: Any) -> None:
+    values = {f"at-once-{n}": bytes([n]) * (n * 997) for n in range(1, 100)}
+    buffers = {key: np.zeros(len(value), np.uint8) for key, value in values.items()}
+    async with AsyncClient(pion_server.url) as client:
+        await client.mset(values)
+        await asyncio.gather(*(client.get(key, into=buffers[key]) for key in values))
+        await client.delete(*values)
+    assert {key: buffer.tobytes() for key, buffer in buffers.items()} == values
+
+
+async def test_a_call_is_repeated_once_even_if_the_next_connection_serves_others(
+    fake: Any,
+) -> None:
+    def breaks(peer: Any) -> None:
+        """Two calls come in; the first is answered where `answered` says so."""
+        peer.greet()
+        for answered in peers.pop(0):
+            request = peer.request()
+            if answered:
+                peer.send(b"$%d\r\n%b\r\n" % (len(request[1]), request[1]))
+
+    peers = [(True, False, False), (True, False)]
+    server = fake(breaks, breaks, echoes)
+    async with AsyncClient(server.url) as client:
+        await client.echo("warm")
+        first, second = await asyncio.gather(
+            client.echo("first"), client.echo("second"), return_exceptions=True
+        )
+        assert first == b"first"
+        assert isinstance(second, ConnectionFailed)
+        assert await client.echo("third") == b"third"
+    assert server.accepted == 3
+
+
 async def test_calls_that_are_cancelled_at_random(pion_server: Any) -> None:
     rng = random.Random(11)
     async with AsyncClient(pion_server.url, timeout=30) as client:

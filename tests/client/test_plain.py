@@ -126,6 +126,18 @@ def test_several_values_each_into_its_own_buffer(client: Any) -> None:
     )
 
 
+def test_every_call_of_a_pipeline_lands_in_its_own_buffer(client: Any) -> None:
+    values = {f"k{size}": bytes([size % 251]) * size for size in (50_000, 10, 16_384, 1)}
+    client.mset(values)
+    buffers = {key: np.zeros(len(value), np.uint8) for key, value in values.items()}
+    gets = [calls.get(key, into=buffer) for key, buffer in buffers.items()]
+    got = client.pipeline([gets[0], calls.ping(), *gets[1:], calls.get("none")])
+    assert (got.pop(1), got.pop()) == ("PONG", None)
+    for view, (key, buffer) in zip(got, buffers.items(), strict=True):
+        assert np.shares_memory(np.frombuffer(view, np.uint8), buffer)
+        assert buffer.tobytes() == values[key]
+
+
 def test_threads_share_a_client_without_mixing_replies(client: Any) -> None:
     wrong: list[bytes] = []
 
