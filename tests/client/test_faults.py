@@ -8,6 +8,7 @@ import contextlib
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -329,15 +330,30 @@ def test_a_name_server_that_hangs(connect: Any, monkeypatch: Any) -> None:
     answered.set()
 
 
-def test_the_next_address_is_tried(connect: Any, fake: Any, monkeypatch: Any) -> None:
+@pytest.fixture(params=["refuses", "swallows"])
+def dead_end(request: Any) -> Iterator[tuple[str, int]]:
+    """An address that refuses connections, or one that never answers: its backlog is full."""
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        address = listener.getsockname()
+        if request.param == "refuses":
+            listener.close()
+        else:
+            with contextlib.suppress(TimeoutError):
+                while True:
+                    stack.enter_context(socket.create_connection(address, timeout=0.1))
+        yield address
+
+
+def test_the_next_address_is_tried(
+    connect: Any, fake: Any, monkeypatch: Any, dead_end: tuple[str, int]
+) -> None:
     server = fake(answers)
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        nobody = probe.getsockname()
     somebody = ("127.0.0.1", int(server.url.rpartition(":")[2]))
     row = (socket.AF_INET, socket.SOCK_STREAM, 6, "")
-    found = [(*row, nobody), (*row, somebody)]
+    found = [(*row, dead_end), (*row, somebody)]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
-    assert connect("pion://two-addresses").ping() == "PONG"
+    assert connect("pion://two-addresses", timeout=1.0).ping() == "PONG"
 
 
 @pytest.mark.parametrize("timeout", [0, -1, float("nan"), float("inf")])
