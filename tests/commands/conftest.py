@@ -1,0 +1,41 @@
+"""A dispatcher over an empty store, without sockets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from pion_server.commands.context import Client, Server
+from pion_server.commands.dispatcher import Dispatcher
+from pion_server.config import Config
+from pion_server.stats import Stats
+from pion_server.store.store import Store
+
+
+class Session:
+    """One client of a server of its own; call it with a command's words."""
+
+    def __init__(self, **options: Any) -> None:
+        self.server = Server(Config(**options), Store(), Stats())
+        locked = self.server.config.requirepass is not None
+        self.client = Client(1, "127.0.0.1:5", "127.0.0.1:1974", authenticated=not locked)
+        self.server.clients[1] = self.client
+        self._dispatcher = Dispatcher(self.server)
+
+    def __call__(self, *words: bytes | str | memoryview) -> Any:
+        args = [word.encode() if isinstance(word, str) else word for word in words]
+        return self._dispatcher.dispatch(self.client, args)
+
+
+@pytest.fixture
+def session() -> Session:
+    """With the options' defaults."""
+    return Session()
+
+
+@pytest.fixture(scope="session")
+def open_session() -> Callable[..., Session]:
+    """Opens a Session with options: open_session(max_memory=1000)."""
+    return Session
