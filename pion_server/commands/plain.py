@@ -32,7 +32,7 @@ def integer(value: Payload) -> int:
 
 def word(value: Payload) -> str:
     """An argument that chooses something, in upper case. Bytes that no word has stay unlike any."""
-    return bytes(value[:_MAX_WORD]).decode("latin-1").upper()
+    return bytes(value[:_MAX_WORD]).upper().decode("latin-1")
 
 
 def shown_word(value: Payload) -> str:
