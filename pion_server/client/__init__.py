@@ -7,10 +7,10 @@ Arrays go out without a copy and replies can be received into the caller's memor
 deadline. Errors are the classes of pion_server/errors.py.
 """
 
-from pion_server import DEFAULT_PORT
 from pion_server.client.asynchronous import AsyncClient
-from pion_server.client.calls import Call, PrefixRows
+from pion_server.client.calls import BlockTable, Call, Fmt, Layout, PrefixRows, Sink
 from pion_server.client.sync import Client
+from pion_server.client.url import DEFAULT_URL
 from pion_server.errors import (
     ConnectionFailed,
     DeadlineExceeded,
@@ -24,18 +24,22 @@ from pion_server.errors import (
 )
 
 __all__ = [
-    "DEFAULT_PORT",
+    "DEFAULT_URL",
     "AsyncClient",
+    "BlockTable",
     "Call",
     "Client",
     "ConnectionFailed",
     "DeadlineExceeded",
+    "Fmt",
+    "Layout",
     "Mismatch",
     "NoAuth",
     "OutOfMemory",
     "PionError",
     "PrefixRows",
     "ProtocolError",
+    "Sink",
     "WrongPass",
     "WrongType",
 ]

@@ -2,9 +2,9 @@
 
 Any number of calls may be awaited at once. It belongs to the event loop that first uses it. A call
 that is given up, by its deadline or by cancellation, closes the connection: its reply may be on
-its way into the caller's buffer, its request half out. The others in flight then run again on a
-new connection if that is safe (see `Call.retry`), and raise ConnectionFailed if not. So give calls
-with impatient deadlines a client of their own. A broken connection is otherwise treated as
+its way into the caller's buffer, its request half out. The others that were sent then run again on
+a new connection if that is safe (see `Call.retry`), and raise ConnectionFailed if not. So give
+calls with impatient deadlines a client of their own. A broken connection is otherwise treated as
 `Client` treats it: calls are repeated once, if it had worked before and if that is safe.
 """
 
@@ -100,6 +100,8 @@ class AsyncClient(Commands):
             proven = link.proven
             try:
                 replies = await link.exchange(calls)
+            except Unsent:
+                continue
             except GivenUp:
                 if not may_repeat:
                     raise
@@ -122,6 +124,10 @@ class AsyncClient(Commands):
 
 class GivenUp(ConnectionFailed):
     """The connection was closed because another call on it was given up."""
+
+
+class Unsent(ConnectionFailed):
+    """The connection was lost before any of the call was sent."""
 
 
 class InFlight(Exchange):
@@ -179,8 +185,12 @@ class Link(asyncio.BufferedProtocol):
         try:
             async with self._turn:  # requests leave whole, one after the other
                 if self.lost:
-                    raise ConnectionFailed(self.lost)
-                await self._send(flight)
+                    raise Unsent(self.lost)
+                self._sending = flight
+                try:
+                    await self._send(flight)
+                finally:
+                    self._sending = None
             await flight.over
         finally:
             if not flight.complete and flight in self._conversation.waiting:
@@ -190,9 +200,7 @@ class Link(asyncio.BufferedProtocol):
 
     async def _send(self, flight: InFlight) -> None:
         """All of the request, unless the flight is over before: then `flight.over` says how."""
-        payloads = self._conversation.begin(flight)
-        self._sending = flight
-        for payload in payloads:
+        for payload in self._conversation.begin(flight):
             view = memoryview(payload)
             for start in range(0, len(view), SLICE):
                 if flight.complete:

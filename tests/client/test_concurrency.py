@@ -167,6 +167,31 @@ async def test_cancelled_while_waiting_to_send_costs_nobody_anything(fake: Any) 
     assert server.accepted == 1
 
 
+async def test_a_call_that_was_never_sent_outlives_the_connection(fake: Any) -> None:
+    def deaf(peer: Any) -> None:
+        peer.greet()
+        loop.call_soon_threadsafe(greeted.set)
+        go.wait(20)
+
+    def once(peer: Any) -> None:
+        peer.greet()
+        assert peer.request()[-1] == b"NX"
+        peer.send(b"+OK\r\n")
+
+    loop, greeted, go = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
+    server = fake(deaf, once)
+    async with AsyncClient(server.url) as client:
+        sending = asyncio.create_task(client.set("large", bytes(64 * MB)))
+        await greeted.wait()
+        await asyncio.sleep(0)
+        unsafe = asyncio.create_task(client.set("k", "v", nx=True))
+        await asyncio.sleep(0.05)
+        sending.cancel()
+        assert await unsafe is True
+        go.set()
+    assert server.accepted == 2
+
+
 async def test_closing_ends_the_calls_in_flight(fake: Any) -> None:
     server = fake(lambda peer: (peer.greet(), peer.closed_by_client()))
     client = AsyncClient(server.url)

@@ -5,9 +5,11 @@ with memory.
 from __future__ import annotations
 
 import asyncio
+import gc
 import hashlib
 import threading
 import tracemalloc
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -64,6 +66,18 @@ def test_a_prefix_larger_than_any_buffer(connect: Any, pion_server: Any) -> None
     client.prefix_drop("large")
     assert np.array_equal(into, rows)
     assert all(np.shares_memory(np.asarray(v), into) for pair in fetched.rows for v in pair)
+
+
+def test_nothing_is_held_once_a_call_is_over(connect: Any, pion_server: Any) -> None:
+    client = connect(pion_server.url)
+    payload, into = np.ones(MB, np.uint8), np.zeros(MB, np.uint8)
+    client.set("held", payload)
+    client.get("held", into=into)
+    held = [weakref.ref(payload), weakref.ref(into)]
+    del payload, into
+    gc.collect()
+    assert [ref() for ref in held] == [None, None]
+    client.delete("held")
 
 
 async def test_a_slow_reader_holds_back_the_sender(fake: Any, payload: Any) -> None:

@@ -7,8 +7,7 @@ from __future__ import annotations
 import pytest
 
 from pion_server.client import AsyncClient, Client, PionError
-from pion_server.client.url import DEFAULT_PORT, Endpoint, Tcp, parse_url
-from pion_server.config import DEFAULT_PORT as SERVERS_PORT
+from pion_server.client.url import Endpoint, Tcp, parse_url
 
 GOOD = {
     "pion://": Endpoint(Tcp("127.0.0.1", 1974)),
@@ -71,10 +70,6 @@ def test_a_password_is_in_no_repr(make: type) -> None:
     for shown in (repr(made), str(made), f"{made}"):
         assert "s3cr3t" not in shown
         assert "example" in shown
-
-
-def test_client_and_server_agree_on_the_port() -> None:
-    assert DEFAULT_PORT == SERVERS_PORT
 
 
 def test_a_place_reads_as_people_write_it() -> None:
