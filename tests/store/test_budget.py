@@ -127,9 +127,13 @@ def test_what_the_write_itself_uses_is_never_evicted_for_it() -> None:
     store = filled(b"old", b"new")
     assert run(store, store.bytes_used, both_sides(b"old", 5, 1)) == 1
     assert list(store.prefixes) == [b"old"]
+
+
+def test_the_rows_that_a_register_adopts_are_not_evicted_for_it() -> None:
+    store = Store()
     store.apply(CreateSession(b"n_pk", SCHEMA))
     store.apply(StoreRows((block(b"n_pk", 0, 3),)))
-    store.apply(SetKey(0, b"k", b"v"))
+    store.apply(SetKey(0, b"k", b"value"))
     assert run(store, store.bytes_used, register(b"n")) == 1
     assert store.prefixes[b"n"].tokens == 3
 
