@@ -74,12 +74,7 @@ class Remote:
             self._away_until = time.monotonic() + RETRY_AFTER_S
         kind = type(error).__name__
         if self._stats.error(kind):
-            logger.warning(
-                "going on without Pion: %s: %s (%ss after this one are only counted)",
-                kind,
-                error,
-                kind,
-            )
+            logger.warning("going on without Pion: %s: %s (the next ones are counted)", kind, error)
 
 
 def _values(outcomes: Sequence[Any]) -> list[Any]:
