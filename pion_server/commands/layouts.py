@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -12,12 +13,31 @@ from pion_server.commands.context import Context
 from pion_server.commands.registry import Job
 from pion_server.errors import PionError
 from pion_server.store.mutations import RowBlock, StoreRows
-from pion_server.store.schema import MAX_DIM, MAX_LAYERS, LayerFormat, Schema
+from pion_server.store.schema import MAX_LAYERS, LayerFormat, Schema
 from pion_server.store.views import RowView
 from pion_server.wire.values import OK, Reply, Stream
 
 # Far beyond any context length; keeps `count * row_bytes` within what a machine could hold.
 MAX_TOKENS = 1 << 31
+_SCHEMA_WORD = re.compile(r"fmt=(?P<codec>[^,]+),dim=(?P<dim>[0-9]{1,9})")
+
+# Error replies, as the entries of the command table name them.
+UNKNOWN_SESSION = "-ERR unknown session '<sid>'"
+NO_SUCH_LAYER = "-ERR layer <n> is outside this session's schema"
+LAYOUT_ERRORS = ("-ERR unknown codec '<codec>'", "-ERR it exists with another layout")
+NO_SCHEMA_WORD = "-ERR a schema word reads fmt=<codec>,dim=<d>"
+STORE_ERRORS = (
+    NO_SUCH_LAYER,
+    "-ERR expected <n> bytes",
+    "-ERR rows to store must lie in",
+    "-ERR the session was replaced",
+    "-OOM",
+)
+FETCH_ERRORS = (
+    NO_SUCH_LAYER,
+    "-ERR layer <n>: row <id> is not stored",
+    "-ERR layer <n>: rows <first> to <last> are not stored",
+)
 
 
 def token(args: Arguments, what: str) -> int:
@@ -41,11 +61,10 @@ def schema_words(args: Arguments) -> Schema:
 
 
 def _layer_format(word: str) -> LayerFormat:
-    fields = dict(part.partition("=")[::2] for part in word.lower().split(","))
-    if set(fields) != {"fmt", "dim"} or word.count(",") != 1 or not fields["dim"].isdecimal():
+    match = _SCHEMA_WORD.fullmatch(word.lower())
+    if match is None:
         raise PionError(f"a schema word reads fmt=<codec>,dim=<d>, got {shown(word.encode())}")
-    dim = int(fields["dim"]) if len(fields["dim"]) <= len(str(MAX_DIM)) else MAX_DIM + 1
-    return LayerFormat(by_name(fields["fmt"]), dim)
+    return LayerFormat(by_name(match["codec"]), int(match["dim"]))
 
 
 def wire_format(args: Arguments) -> WireFormat:

@@ -11,7 +11,14 @@ from typing import Any
 from pion_server.commands.arguments import Arguments, Option
 from pion_server.commands.blocks import block_table
 from pion_server.commands.context import Context
-from pion_server.commands.layouts import MAX_TOKENS, schema_words, token, uniform
+from pion_server.commands.layouts import (
+    LAYOUT_ERRORS,
+    MAX_TOKENS,
+    NO_SCHEMA_WORD,
+    schema_words,
+    token,
+    uniform,
+)
 from pion_server.commands.registry import Access, command
 from pion_server.errors import Mismatch, PionError
 from pion_server.store.mutations import Declaration, DropPrefix, RegisterPrefix
@@ -25,6 +32,12 @@ MAX_PREFILL_MS = 1e9  # eleven days
 OPTIONS = (
     "[LAYERS <n> TOKENS <n>] [PREFILL_MS <ms>] [FINGERPRINT <hex>]"
     " [BLOCKS <block_size> <count> <blob>]"
+)
+REGISTER_ERRORS = (
+    MISMATCH,
+    *LAYOUT_ERRORS,
+    "-ERR LAYERS and TOKENS declare a complete prefix only together",
+    "-OOM",
 )
 
 
@@ -66,7 +79,7 @@ REGISTER_OPTIONS: Mapping[str, Option] = {
     access=Access.WRITE,
     syntax=f"KV.PREFIX.REGISTER <ns> <kv_dim> <codec> {OPTIONS}",
     reply="+OK",
-    errors=(MISMATCH, "-ERR unknown codec", "-ERR namespace exists with another layout"),
+    errors=REGISTER_ERRORS,
 )
 def register(ctx: Context, raw: list[Payload]) -> Reply:
     """Open a namespace whose layers all have `kv_dim` values a row, for K and for V. LAYERS and
@@ -88,7 +101,12 @@ def register(ctx: Context, raw: list[Payload]) -> Reply:
         f" {OPTIONS}"
     ),
     reply="+OK",
-    errors=(MISMATCH, "-ERR unknown codec", "-ERR namespace exists with another layout"),
+    errors=(
+        *REGISTER_ERRORS,
+        NO_SCHEMA_WORD,
+        "-ERR K and V must have the same number of layers",
+        "-ERR LAYERS is more than the <n> words of the schema",
+    ),
 )
 def register_schema(ctx: Context, raw: list[Payload]) -> Reply:
     """REGISTER with a layout for each layer, apart for K and V. LAYERS may be left out: it is the

@@ -9,7 +9,9 @@ from pion_server.codecs.convert import WireFormat
 from pion_server.commands.arguments import Arguments, Option
 from pion_server.commands.context import Context
 from pion_server.commands.layouts import (
+    FETCH_ERRORS,
     MAX_TOKENS,
+    STORE_ERRORS,
     Incoming,
     layer_index,
     outgoing,
@@ -40,7 +42,12 @@ def layer_span(args: Arguments) -> tuple[int, int]:
         " DATA <k_a> <v_a> <k_a+1> <v_a+1> ..."
     ),
     reply="+OK",
-    errors=("-ERR unknown namespace", "-ERR blob length does not match count * dim", "-OOM"),
+    errors=(
+        "-ERR unknown namespace",
+        "-ERR expected LAYERS, FMT or DATA, each once",
+        "-ERR DATA takes a K and a V blob for each layer",
+        *STORE_ERRORS,
+    ),
 )
 def store_rows(ctx: Context, raw: list[Payload]) -> Reply | Job:
     """Rows of several layers, both sides, in one request: all of them are stored, or none. Without
@@ -86,10 +93,10 @@ def _known(ctx: Context, ns: bytes) -> Prefix:
         " [FMT FP32|FP16|BF16|NATIVE] [FINGERPRINT <hex>]"
     ),
     reply=(
-        "null where the namespace is no hit; else an array: a map (tokens, start, end, first_layer,"
-        " layers, keys, values), then bulks k_a, v_a, k_a+1, v_a+1, ..."
+        "null where the namespace is no hit or has no rows; else an array: a map (tokens, start,"
+        " end, first_layer, layers, keys, values), then bulks k_a, v_a, k_a+1, v_a+1, ..."
     ),
-    errors=(MISMATCH, "-ERR rows are missing"),
+    errors=(MISMATCH, *FETCH_ERRORS),
 )
 def fetch(ctx: Context, raw: list[Payload]) -> Reply:
     """Everything a cache is rebuilt from, in one reply that streams from the store. Ranges are

@@ -6,6 +6,7 @@ from pion_server.commands.arguments import Arguments
 from pion_server.commands.context import Context
 from pion_server.commands.registry import command
 from pion_server.errors import PionError
+from pion_server.stats import Stats
 from pion_server.wire.values import OK, Payload, Reply
 
 
@@ -14,11 +15,13 @@ from pion_server.wire.values import OK, Payload, Reply
     arity=-1,
     group="PION",
     syntax="PION.STATS [RESET]",
-    reply="a map of 16 fields (RESP2: a flat array); RESET: +OK",
+    reply=f"a map: {', '.join(Stats().receipt())}; RESET: +OK",
+    errors=("-ERR PION.STATS takes nothing, or RESET",),
 )
 def stats(ctx: Context, raw: list[Payload]) -> Reply:
     """What the prefix cache did for its users since the start or the last RESET: hits, tokens,
-    bytes, and prefill seconds spared, measured and estimated kept apart."""
+    bytes, and prefill seconds spared, measured and estimated kept apart. The semantic, moe and
+    vector fields are of subsystems that are not in this server, and 0."""
     args = Arguments(raw)
     if not args:
         return ctx.server.stats.receipt()

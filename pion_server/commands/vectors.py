@@ -6,7 +6,12 @@ from pion_server.codecs.convert import WireFormat
 from pion_server.commands.arguments import Arguments
 from pion_server.commands.context import Context
 from pion_server.commands.layouts import (
+    FETCH_ERRORS,
+    LAYOUT_ERRORS,
     MAX_TOKENS,
+    NO_SCHEMA_WORD,
+    STORE_ERRORS,
+    UNKNOWN_SESSION,
     Incoming,
     layer_index,
     outgoing,
@@ -24,7 +29,6 @@ from pion_server.store.schema import MAX_DIM, MAX_LAYERS
 from pion_server.wire.values import OK, Payload, Reply
 
 GROUP = "V"
-UNKNOWN_SESSION = "-ERR unknown session"
 
 
 @command(
@@ -37,7 +41,7 @@ UNKNOWN_SESSION = "-ERR unknown session"
         " | V.CREATE <sid> 0 SCHEMA <n> fmt=<codec>,dim=<d> ..."
     ),
     reply="+OK",
-    errors=("-ERR unknown codec", "-ERR session exists with another layout"),
+    errors=(*LAYOUT_ERRORS, NO_SCHEMA_WORD, "-ERR dim 0 must be followed by SCHEMA", "-OOM"),
 )
 def create(ctx: Context, raw: list[Payload]) -> Reply:
     """Make a session: one layout for all layers (codec fp16 unless VQUANT names another), or a
@@ -64,7 +68,7 @@ def create(ctx: Context, raw: list[Payload]) -> Reply:
     access=Access.WRITE,
     syntax="V.STOREBATCH <sid> <layer> <start_id> <count> <blob> [FMT FP32|FP16|BF16|NATIVE]",
     reply="+OK",
-    errors=(UNKNOWN_SESSION, "-ERR blob length does not match count * dim", "-OOM"),
+    errors=(UNKNOWN_SESSION, *STORE_ERRORS),
 )
 def storebatch(ctx: Context, raw: list[Payload]) -> Reply | Job:
     """Store `count` rows of a layer from token `start_id` on, in token order, little-endian. Rows
@@ -87,7 +91,7 @@ def storebatch(ctx: Context, raw: list[Payload]) -> Reply | Job:
         " | V.FETCH <sid> BATCH <start> <end> <n_layers> [FMT <f>]"
     ),
     reply="a bulk of the rows in the asked order; BATCH: an array of bulks, one a layer",
-    errors=(UNKNOWN_SESSION, "-ERR rows are missing"),
+    errors=(UNKNOWN_SESSION, *FETCH_ERRORS),
 )
 def fetch(ctx: Context, raw: list[Payload]) -> Reply:
     """Rows by id list (always FP32), by half-open range, or a range of several layers at once.
