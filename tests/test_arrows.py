@@ -28,7 +28,10 @@ ROOMS: dict[str, set[str]] = {
     "__main__": BASE | {"net"},
 }
 # Connectors stand on the client and its errors; nothing else of the server is theirs.
-CONNECTORS = {"pion_vllm_mlx": ROOT / "integrations/mlx_lm/pion_vllm_mlx"}
+CONNECTORS = {
+    "pion_vllm_mlx": ROOT / "integrations/mlx_lm/pion_vllm_mlx",
+    "pion_lmcache": ROOT / "integrations/lmcache/pion_lmcache",
+}
 CONNECTOR_MAY = {"client", "errors", "version"}
 
 
