@@ -58,6 +58,12 @@ class OutOfMemory(PionError):
     prefix = "OOM"
 
 
+class Misconf(PionError):
+    """Writes are refused because they could not be made durable; reads go on."""
+
+    prefix = "MISCONF"
+
+
 class WrongType(PionError):
     """The key or session holds another kind of value."""
 
@@ -74,7 +80,7 @@ class DeadlineExceeded(PionError):
 
 _BY_PREFIX: dict[str, type[PionError]] = {
     cls.prefix: cls
-    for cls in (PionError, NoAuth, WrongPass, NoProto, Mismatch, OutOfMemory, WrongType)
+    for cls in (PionError, NoAuth, WrongPass, NoProto, Mismatch, OutOfMemory, Misconf, WrongType)
 }
 
 

@@ -22,6 +22,7 @@ ROOMS: dict[str, set[str]] = {
     "wire": {"errors"},
     "codecs": {"errors"},
     "store": {"codecs", "errors"},
+    "journal": {"store", "codecs", "errors"},
     "commands": BASE | {"wire", "codecs", "store", "stats"},
     "net": BASE | {"wire", "commands", "store", "stats"},
     "client": {"wire", "codecs", "errors", "version"},

@@ -57,6 +57,10 @@ class Keys:
         entry = self._db(db).entries.get(key)
         return None if entry is None or entry.gone(now_ms) else entry
 
+    def entries(self, db: int) -> dict[bytes, Entry]:
+        """All keys of a db as they are now, expired ones that are not yet taken away included."""
+        return self._db(db).entries.copy()
+
     def scan(self, db: int, cursor: int, count: int, now_ms: int) -> tuple[int, list[bytes]]:
         """Up to `count` keys from `cursor` on (0 starts), and the cursor to go on from (0: done).
         Expired keys are stepped over, so a page may be short."""

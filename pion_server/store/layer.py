@@ -31,7 +31,7 @@ class _Chunk:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Extent:
+class Extent:
     """Rows [start, end): `data` is their part of `chunk`'s buffer."""
 
     start: int
@@ -40,7 +40,7 @@ class _Extent:
     chunk: _Chunk
 
     @classmethod
-    def of(cls, start: int, end: int, data: memoryview) -> _Extent:
+    def of(cls, start: int, end: int, data: memoryview) -> Extent:
         """Rows in a chunk of their own."""
         return cls(start, end, data, _Chunk(data.nbytes))
 
@@ -55,7 +55,7 @@ class Layer:
         self.row_bytes = row_bytes
         self.rows = 0
         self.held = 0  # bytes of all chunks referenced here, used or not
-        self._extents: list[_Extent] = []
+        self._extents: list[Extent] = []
 
     @property
     def nbytes(self) -> int:
@@ -67,12 +67,16 @@ class Layer:
         """How many runs of bytes the rows lie in."""
         return len(self._extents)
 
+    def runs(self) -> tuple[Extent, ...]:
+        """All rows as they are now, by reference, in token order."""
+        return tuple(self._extents)
+
     def put(self, start: int, data: memoryview) -> None:
         """Rows from token `start` on; `data` (whole rows, format "B") is kept, not copied."""
         end = start + data.nbytes // self.row_bytes
         low, high = self._range(start, end)
         under = self._extents[low:high]
-        new = [_Extent.of(start, end, data.toreadonly())]
+        new = [Extent.of(start, end, data.toreadonly())]
         if under and under[0].start < start:
             new.insert(0, self._cut(under[0], under[0].start, start))
         if under and under[-1].end > end:
@@ -120,15 +124,15 @@ class Layer:
         low = bisect_right(self._extents, start, key=lambda e: e.end)
         return low, bisect_left(self._extents, end, lo=low, key=lambda e: e.start)
 
-    def _cut(self, extent: _Extent, start: int, end: int) -> _Extent:
+    def _cut(self, extent: Extent, start: int, end: int) -> Extent:
         """The rows [start, end) of an extent that holds them all."""
         first, last = (row - extent.start for row in (start, end))
         data = extent.data[first * self.row_bytes : last * self.row_bytes]
-        return _Extent(start, end, data, extent.chunk)
+        return Extent(start, end, data, extent.chunk)
 
-    def _joined(self, extents: Sequence[_Extent]) -> list[_Extent]:
+    def _joined(self, extents: Sequence[Extent]) -> list[Extent]:
         """The same rows, with each run of neighbours that fits into SMALL bytes made one."""
-        groups: list[list[_Extent]] = []
+        groups: list[list[Extent]] = []
         for extent in extents:
             if groups and groups[-1][-1].end == extent.start:
                 rows = extent.end - groups[-1][0].start
@@ -138,7 +142,7 @@ class Layer:
             groups.append([extent])
         return [_merged(group) for group in groups]
 
-    def _replace(self, low: int, high: int, extents: list[_Extent]) -> None:
+    def _replace(self, low: int, high: int, extents: list[Extent]) -> None:
         """Put `extents` in the place of those at [low:high], and keep the counts."""
         old = self._extents[low:high]
         self._extents[low:high] = extents
@@ -152,16 +156,16 @@ class Layer:
             self.rows -= extent.end - extent.start
 
 
-def _merged(group: list[_Extent]) -> _Extent:
+def _merged(group: list[Extent]) -> Extent:
     """Neighbours as one extent; one alone stays as it is."""
     if len(group) == 1:
         return group[0]
     data = b"".join(extent.data for extent in group)
-    return _Extent.of(group[0].start, group[-1].end, memoryview(data))
+    return Extent.of(group[0].start, group[-1].end, memoryview(data))
 
 
-def _owned(extent: _Extent) -> _Extent:
+def _owned(extent: Extent) -> Extent:
     """The extent with its rows copied out of a chunk that holds other bytes as well."""
     if extent.chunk.used == extent.chunk.nbytes:
         return extent
-    return _Extent.of(extent.start, extent.end, memoryview(bytes(extent.data)))
+    return Extent.of(extent.start, extent.end, memoryview(bytes(extent.data)))

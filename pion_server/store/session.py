@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 
 from pion_server.errors import PionError
-from pion_server.store.layer import Layer
+from pion_server.store.layer import Extent, Layer
 from pion_server.store.mutations import DropPrefix, DropSession, RowBlock
 from pion_server.store.schema import Schema
 from pion_server.store.views import RowView
@@ -44,6 +44,10 @@ class Session:
         """The layer's rows, to read; raises PionError where the schema has no such layer."""
         row_bytes = self.schema.layer(index).row_bytes
         return self._layers.get(index) or Layer(index, row_bytes)
+
+    def runs(self) -> list[tuple[int, tuple[Extent, ...]]]:
+        """The rows of every layer as they are now, by reference."""
+        return [(index, layer.runs()) for index, layer in self._layers.items()]
 
     def view(self, layer: int, start: int, end: int) -> RowView:
         """Rows [start, end) of a layer. Raises PionError if one of them is missing."""

@@ -1,0 +1,148 @@
+"""A snapshot: the shortest log that leads to a state, written while the state goes on changing.
+
+`capture` takes references to what is immutable (extents, entries of keys), on the event loop, at a
+cost that goes by their number and not by their bytes. The rest happens on a thread: the file is
+written under another name, synced in steps, and renamed into place when all of it is on the disk;
+so at any time one whole snapshot is there, or none.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import TypeAlias
+
+from pion_server.journal.disk import Buffer, Disk, write_all
+from pion_server.journal.frames import FileHeader, FileKind
+from pion_server.journal.records import encode
+from pion_server.store import mutations as m
+from pion_server.store.keys import DBS, Entry
+from pion_server.store.layer import Extent
+from pion_server.store.prefixes import sides
+from pion_server.store.schema import Schema
+from pion_server.store.state import State, Unit
+
+NAME = "snapshot"
+UNFINISHED = "snapshot.tmp"
+
+# Rows of one session that make a record. Larger saves nothing; smaller pieces keep a damaged spot,
+# and the memory that recovery has in its hands at once, small.
+RECORD_BYTES = 8 << 20
+# Written at once: a call for each small key would be most of the cost.
+PIECE_BYTES = 1 << 20
+# Dirty pages are given to the disk in steps, or the log's own syncs would wait for all of them.
+SYNC_BYTES = 32 << 20
+
+Runs: TypeAlias = list[tuple[int, tuple[Extent, ...]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Capture:
+    """A state at one moment: units in order of use, and what they hold, by reference."""
+
+    order: tuple[Unit, ...]
+    sessions: dict[bytes, tuple[Schema, Runs]]
+    prefixes: dict[bytes, m.RegisterPrefix]
+    keys: list[dict[bytes, Entry]]
+    nbytes: int
+
+    def mutations(self) -> Iterator[m.Mutation]:
+        """What leads to the state from nothing, the least recently used unit first."""
+        for unit in self.order:
+            match unit:
+                case m.DropPrefix(namespace):
+                    yield self.prefixes[namespace]
+                    for sid in sides(namespace):
+                        yield from self._rows(sid)
+                case m.DropSession(sid):
+                    yield m.CreateSession(sid, self.sessions[sid][0])
+                    yield from self._rows(sid)
+                case m.DeleteKeys(db, (key,)):
+                    entry = self.keys[db][key]
+                    yield m.SetKey(db, key, entry.value, entry.expires_ms)
+
+    def _rows(self, sid: bytes) -> Iterator[m.StoreRows]:
+        group: list[m.RowBlock] = []
+        size = 0
+        for layer, extents in self.sessions[sid][1]:
+            for e in extents:
+                if group and size + e.data.nbytes > RECORD_BYTES:
+                    yield m.StoreRows(tuple(group))
+                    group, size = [], 0
+                group.append(m.RowBlock(sid, layer, e.start, e.end - e.start, e.data))
+                size += e.data.nbytes
+        if group:
+            yield m.StoreRows(tuple(group))
+
+
+def capture(state: State) -> Capture:
+    """The state as it is now."""
+    return Capture(
+        tuple(state.recency),
+        {sid: (session.schema, session.runs()) for sid, session in state.sessions.items()},
+        {
+            namespace: m.RegisterPrefix(
+                namespace,
+                prefix.keys.schema,
+                prefix.values.schema,
+                prefix.declared,
+                prefix.fingerprint,
+                prefix.blocks,
+            )
+            for namespace, prefix in state.prefixes.items()
+        },
+        [state.keys.entries(db) for db in range(DBS)],
+        state.bytes_used,
+    )
+
+
+def write(disk: Disk, folder: Path, view: Capture, covers: int, go_on: Callable[[], None]) -> int:
+    """Make the snapshot of `folder` anew from `view`, the state after record `covers`; returns its
+    bytes. `go_on` is called between pieces, and gives up by raising. Raises OSError; then, and
+    also where the process dies, the snapshot that was there is still there."""
+    unfinished = folder / UNFINISHED
+    fd = disk.create(unfinished)
+    try:
+        size = _write_records(disk, fd, view, covers, go_on)
+        disk.sync(fd)
+    except BaseException:
+        with suppress(OSError):
+            disk.unlink(unfinished)
+        raise
+    finally:
+        disk.close(fd)
+    disk.rename(unfinished, folder / NAME)
+    disk.sync_folder(folder)
+    return size
+
+
+def _write_records(
+    disk: Disk, fd: int, view: Capture, covers: int, go_on: Callable[[], None]
+) -> int:
+    header = FileHeader(FileKind.SNAPSHOT, covers, secrets.randbits(64))
+    size = synced = write_all(disk, fd, [header.pack()])
+    for piece in _pieces(view, header.salt):
+        go_on()
+        size += write_all(disk, fd, piece)
+        if size - synced >= SYNC_BYTES:
+            disk.sync(fd)
+            synced = size
+    return size
+
+
+def _pieces(view: Capture, salt: int) -> Iterator[list[Buffer]]:
+    """The records, some at a time: about PIECE_BYTES, or one larger record."""
+    piece: list[Buffer] = []
+    size = 0
+    for number, mutation in enumerate(chain(view.mutations(), [None]), start=1):
+        record = encode(number, 0, mutation, salt)
+        piece += record
+        size += sum(map(len, record))
+        if size >= PIECE_BYTES:
+            yield piece
+            piece, size = [], 0
+    yield piece
