@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -89,7 +90,7 @@ def test_another_process_finds_the_same(smollm2: Any) -> None:
     # Another hash seed, so that nothing may depend on the order of a set.
     found = subprocess.run(
         [sys.executable, "-c", program, smollm2.folder],
-        env={"PYTHONHASHSEED": "12345", "PATH": ""},
+        env={**os.environ, "PYTHONHASHSEED": "12345"},
         stdout=subprocess.PIPE,
         check=True,
         text=True,

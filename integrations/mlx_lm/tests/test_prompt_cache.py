@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import mlx.core as mx
@@ -14,6 +15,7 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 from mlx_lm import generate
+from mlx_lm.generate import generate_step
 from pion_vllm_mlx import PionPromptCache, UnsupportedCacheError
 from pion_vllm_mlx.background import MAX_PENDING, Background
 
@@ -182,6 +184,33 @@ def test_too_many_stores_are_dropped_and_counted(
     gate.set()
     assert pion.flush()
     assert pion.lookup(namespace) is False
+
+
+def test_close_does_not_wait_for_ever(tiny: Tiny, connect: Connect) -> None:
+    pion = connect(tiny("llama"), timeout=0.2)
+    gate = threading.Event()
+    assert pion._background.submit("hangs", gate.wait)
+    assert not pion.flush()
+    pion.close()
+    gate.set()
+
+
+@pytest.mark.parametrize("warm", [False, True])
+def test_the_caches_may_go_to_another_thread(
+    tiny: Tiny, connect: Connect, namespace: str, warm: bool
+) -> None:
+    """mlx refuses lazy arrays of another thread, so none may be left in what is returned."""
+    model = tiny("llama")
+    pion = connect(model)
+    if warm:
+        pion.get_or_prefill(IDS, namespace=namespace)
+    caches = pion.get_or_prefill(IDS, namespace=namespace)
+    assert pion.stats()["hits"] == warm
+    with ThreadPoolExecutor(1) as thread:
+        tokens = thread.submit(
+            lambda: list(generate_step(mx.array([1]), model, max_tokens=3, prompt_cache=caches))
+        ).result()
+    assert len(tokens) == 3
 
 
 def test_background_runs_in_order_and_knows_what_is_pending() -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from pion_server.client import Client, ConnectionFailed, NoAuth
+from pion_server.client import Client, ConnectionFailed, DeadlineExceeded, NoAuth
 
 START_S = 20.0
 STOP_S = 5.0
@@ -61,9 +61,9 @@ def _free_port() -> int:
 
 def _wait_until_it_answers(process: subprocess.Popen[str], port: int) -> None:
     give_up = time.monotonic() + START_S
-    with Client(f"pion://127.0.0.1:{port}") as client:
+    with Client(f"pion://127.0.0.1:{port}", timeout=1) as client:
         while process.poll() is None and time.monotonic() < give_up:
-            with suppress(ConnectionFailed):
+            with suppress(ConnectionFailed, DeadlineExceeded):
                 with suppress(NoAuth):  # which is an answer too
                     client.ping()
                 return
