@@ -181,7 +181,7 @@ class PionPromptCache:
         rows = to_rows(caches, self._layout)
         store = calls.prefix_store(namespace, 0, tokens, rows, fmt="NATIVE")
         nbytes = tokens * self._layout.token_bytes
-        job = partial(self._remote.store, [register, store], nbytes)
+        job = partial(self._remote.store, register, store, nbytes)
         if not self._background.submit(namespace, job):
             self._stats.add(stores_dropped=1)
 

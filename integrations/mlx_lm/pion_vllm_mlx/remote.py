@@ -55,13 +55,22 @@ class Remote:
 
     def read(self, calls: Sequence[Call[Any]], timeout: float) -> list[Any]:
         """The values of `calls`, sent as one. Raises the first error of any; use within guard()."""
-        return _values(self._reader.pipeline(calls, timeout=timeout))
+        outcomes = self._reader.pipeline(calls, timeout=timeout)
+        for outcome in outcomes:
+            if isinstance(outcome, PionError):
+                raise outcome
+        return outcomes
 
-    def store(self, calls: Sequence[Call[Any]], nbytes: int) -> None:
-        """Send `calls`, which carry `nbytes` of rows, and count the outcome. Never raises."""
+    def store(self, register: Call[None], store: Call[None], nbytes: int) -> None:
+        """Register a prefix, then send its rows, which have `nbytes`; never raises.
+
+        Not as one: where another model has taken the namespace meanwhile, REGISTER is refused, and
+        a STORE behind it would put our rows under the other model's fingerprint.
+        """
         start = time.perf_counter()
         with suppress(Unavailable), self.guard():
-            _values(self._writer.pipeline(calls))
+            self._writer.execute(register)
+            self._writer.execute(store)
             self._stats.add(stores=1, bytes_stored=nbytes)
         self._stats.add(store_ms_total=(time.perf_counter() - start) * 1e3)
 
@@ -75,10 +84,3 @@ class Remote:
         kind = type(error).__name__
         if self._stats.error(kind):
             logger.warning("going on without Pion: %s: %s (the next ones are counted)", kind, error)
-
-
-def _values(outcomes: Sequence[Any]) -> list[Any]:
-    for outcome in outcomes:
-        if isinstance(outcome, PionError):
-            raise outcome
-    return list(outcomes)

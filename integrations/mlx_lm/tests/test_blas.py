@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import subprocess
 import sys
@@ -41,11 +42,18 @@ def test_importing_the_package_leaves_mlx_alone() -> None:
     assert (result.returncode, result.stderr) == (0, "")
 
 
-def test_the_first_library_that_loads_is_taken(fresh: pytest.MonkeyPatch) -> None:
-    fresh.setattr(blas, "_candidates", lambda: ["libno-such.so", "libm.so.6", "libc.so.6"])
-    assert blas.load_fast_blas() == "libm.so.6"
-    fresh.setattr(blas, "_candidates", list)
-    assert blas.load_fast_blas() == "libm.so.6"
+def test_the_first_library_that_loads_is_taken_once(fresh: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, int]] = []
+
+    def load(name: str, mode: int) -> None:
+        asked.append((name, mode))
+        if name == "missing":
+            raise OSError(name)
+
+    fresh.setattr(blas.ctypes, "CDLL", load)
+    fresh.setattr(blas, "_candidates", lambda: ["missing", "good", "better"])
+    assert [blas.load_fast_blas(), blas.load_fast_blas()] == ["good", "good"]
+    assert asked == [("missing", ctypes.RTLD_GLOBAL), ("good", ctypes.RTLD_GLOBAL)]
 
 
 def test_one_hint_where_there_is_none(

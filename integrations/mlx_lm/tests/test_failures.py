@@ -194,6 +194,22 @@ def test_another_model(tiny: Tiny, connect: Connect, namespace: str) -> None:
     assert again.stats()["hits"] == 1
 
 
+def test_two_models_that_race_for_a_namespace(tiny: Tiny, connect: Connect, namespace: str) -> None:
+    """Both look up before either stores: the first to store wins, whole, and the other is told."""
+    first, second = tiny("llama"), tiny("llama", rope_theta=2e4)
+    winner, loser = connect(first, vquant="native"), connect(second, vquant="native")
+    gate = threading.Event()
+    assert loser._background.submit("gate", gate.wait)
+    loser.get_or_prefill(IDS, namespace=namespace)
+    winner.get_or_prefill(IDS, namespace=namespace)
+    assert winner.flush()
+    gate.set()
+    assert loser.flush()
+    assert (loser.stats()["stores"], loser.stats()["errors"]) == (0, {"Mismatch": 1})
+    assert_prefilled(first, winner.get_or_prefill(IDS, namespace=namespace))
+    assert winner.stats()["hits"] == 1
+
+
 @pytest.mark.parametrize("ids", [IDS[:-1], [*IDS, 40], [*IDS[:-1], 50], IDS[::-1]])
 def test_other_tokens_under_the_same_namespace(
     tiny: Tiny, connect: Connect, namespace: str, ids: list[int]
