@@ -19,6 +19,10 @@ PRINTABLE = re.compile(rb"[!-~]*")
 # The kinds of CLIENT LIST TYPE, and whether ours are of that kind.
 KINDS = {"NORMAL": True, "MASTER": False, "REPLICA": False, "SLAVE": False, "PUBSUB": False}
 LIBRARY_FIELDS = {"LIB-NAME": "lib-name", "LIB-VER": "lib-ver"}
+LABEL_ERRORS = (
+    "-ERR <what> cannot be longer than",
+    "-ERR <what> cannot contain spaces, newlines or special characters.",
+)
 SWITCH = {"ON": True, "OFF": False}
 
 
@@ -49,7 +53,14 @@ def set_name(ctx: Context, value: Payload) -> None:
     ctx.client.name = label(value, "Client names")
 
 
-@command("CLIENT|SETNAME", arity=3, group=GROUP, syntax="CLIENT SETNAME <name>", reply="+OK")
+@command(
+    "CLIENT|SETNAME",
+    arity=3,
+    group=GROUP,
+    syntax="CLIENT SETNAME <name>",
+    reply="+OK",
+    errors=LABEL_ERRORS,
+)
 def setname(ctx: Context, raw: list[Payload]) -> Reply:
     """Name this connection."""
     set_name(ctx, raw[0])
@@ -82,6 +93,7 @@ def info(ctx: Context, raw: list[Payload]) -> Reply:
     group=GROUP,
     syntax="CLIENT LIST [TYPE normal | master | replica | pubsub] [ID <id> ...]",
     reply="a bulk, a line of field=value words for each connection",
+    errors=("-ERR Unknown client type '<type>'", "-ERR Invalid client ID"),
 )
 def list_(ctx: Context, raw: list[Payload]) -> Reply:
     """All connections, or those of a kind or with the given ids (one of the two options)."""
@@ -112,7 +124,7 @@ def client_id(value: Payload) -> int:
     group=GROUP,
     syntax="CLIENT SETINFO LIB-NAME | LIB-VER <value>",
     reply="+OK",
-    errors=("-ERR Unrecognized option",),
+    errors=("-ERR Unrecognized option '<word>'", *LABEL_ERRORS),
 )
 def setinfo(ctx: Context, raw: list[Payload]) -> Reply:
     """Tell which client library this is; CLIENT LIST shows it."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
-from pion_server.commands.clients import set_name
+from pion_server.commands.clients import LABEL_ERRORS, set_name
 from pion_server.commands.context import Context
 from pion_server.commands.plain import (
     REDIS_VERSION,
@@ -96,7 +96,14 @@ HELLO_OPTIONS: dict[str, tuple[Callable[..., None], int]] = {
     access=BEFORE_AUTH,
     syntax="HELLO [2 | 3 [AUTH default <password>] [SETNAME <name>]]",
     reply="a map: server, version, proto, id, mode, role, modules",
-    errors=("-NOPROTO", "-NOAUTH", WRONG_PASSWORD, "-ERR Syntax error in HELLO option"),
+    errors=(
+        "-ERR Protocol version is not an integer or out of range",
+        "-NOPROTO",
+        "-NOAUTH HELLO must be called with the client already authenticated",
+        WRONG_PASSWORD,
+        "-ERR Syntax error in HELLO option '<word>'",
+        *LABEL_ERRORS,
+    ),
 )
 def hello(ctx: Context, raw: list[Payload]) -> Reply:
     """Choose RESP2 or RESP3, and log in on the way. Options take effect from the left, up to the
@@ -148,7 +155,7 @@ def greeting(ctx: Context) -> dict[str, Any]:
     group=GROUP,
     syntax="SELECT <index>",
     reply="+OK",
-    errors=("-ERR DB index is out of range",),
+    errors=("-ERR DB index is out of range", "-ERR value is out of range"),
 )
 def select(ctx: Context, raw: list[Payload]) -> Reply:
     """Choose the database of the plain keys, 0 to 15. Prefixes and sessions are in none of them."""

@@ -1,0 +1,121 @@
+"""Invariant: --max-memory is never exceeded, what goes is what was used longest ago, and a write
+that cannot fit is -OOM and costs nobody anything.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pion_server.commands import reference
+from pion_server.commands.registry import TABLE
+
+LIMIT = 1 << 20
+ROWS = 1 << 14  # of 4 bytes on each side: 128 KB a namespace, so seven fit and eight do not
+BLOB = bytes(ROWS * 4)
+
+reference.load_families()
+
+
+@pytest.fixture(scope="module")
+def proto() -> int:
+    """One is enough here."""
+    return 3
+
+
+@pytest.fixture
+def small(start_pion: Any, connect: Any) -> Any:
+    """A connection to an empty server of LIMIT bytes."""
+    return connect(start_pion("--max-memory", str(LIMIT)).port)
+
+
+def put(raw: Any, ns: str) -> None:
+    declared = ("LAYERS", 1, "TOKENS", ROWS)
+    assert raw.ask("KV.PREFIX.REGISTER", ns, 1, "fp32", *declared) == "+OK"
+    assert raw.ask("KV.PREFIX.STORE", ns, 0, ROWS, "DATA", BLOB, BLOB) == "+OK"
+    assert used(raw) <= LIMIT
+
+
+def used(raw: Any) -> int:
+    """INFO's figure: rows, block tables, values and names."""
+    line = next(x for x in raw.ask("INFO", "memory").splitlines() if x.startswith(b"used_memory:"))
+    return int(line.split(b":")[1])
+
+
+def held(raw: Any, names: str) -> str:
+    return "".join(ns for ns in names if raw.ask("KV.PREFIX.MATCH", 1, ns))
+
+
+def test_the_least_recently_used_prefix_goes_first(small: Any) -> None:
+    for ns in "abcdefg":
+        put(small, ns)
+    assert small.ask("KV.PREFIX.LOOKUP", "a") == "+HIT"
+    assert len(small.ask("KV.PREFIX.FETCH", "b", "FMT", "NATIVE")) == 3
+    put(small, "h")
+    assert small.ask("V.FETCH", "d_pk", 0, 0) == bytes(4)
+    put(small, "i")
+    assert held(small, "abcdefghi") == "abdfghi"
+    assert used(small) <= LIMIT
+
+
+def test_plain_keys_and_sessions_go_as_well(small: Any) -> None:
+    small.ask("SET", "key", bytes(300_000))
+    small.ask("V.CREATE", "session", 1, "VQUANT", "fp32")
+    small.ask("V.STOREBATCH", "session", 0, 0, 75_000, bytes(300_000))
+    for ns in "abcdefg":
+        put(small, ns)
+    assert small.ask("GET", "key") is None
+    assert small.ask("V.FETCH", "session", 0, 0).startswith("-ERR unknown session")
+    assert held(small, "abcdefg") == "abcdefg"
+    assert b"evicted_keys:2\r\n" in small.ask("INFO", "stats")
+
+
+HUGE = bytes(2 * LIMIT)
+HASHES = LIMIT // 8
+TOO_LARGE: dict[str, list[Any]] = {
+    "V.CREATE": [],  # only where names alone fill the budget: see below
+    "V.STOREBATCH": ["a_pk", 0, 0, LIMIT // 2, HUGE],
+    "KV.PREFIX.STORE": ["a", 0, LIMIT // 4, "DATA", HUGE[:LIMIT], HUGE[:LIMIT]],
+    "KV.PREFIX.REGISTER": ["new", 1, "fp32", "BLOCKS", 1, HASHES, bytes(8 * HASHES)],
+    "KV.PREFIX.REGISTER.SCHEMA": [
+        *["new", "K", 1, "fmt=fp32,dim=1", "V", 1, "fmt=fp32,dim=1"],
+        *["BLOCKS", 1, HASHES, bytes(8 * HASHES)],
+    ],
+    "SET": ["key", HUGE],
+    "MSET": ["x", b"1", "key", HUGE],
+}
+
+
+def test_what_can_never_fit_is_refused_and_nothing_goes_for_it(small: Any) -> None:
+    for ns in "abcdefg":
+        put(small, ns)
+    for name, args in TOO_LARGE.items():
+        if args:
+            assert small.ask(name, *args).startswith("-OOM ")
+            assert small.ask("DBSIZE") == 0
+            assert held(small, "abcdefg") == "abcdefg"
+    before = used(small)
+    assert small.ask("KV.PREFIX.LOOKUP", "b") == "+HIT"
+    assert used(small) == before
+
+
+def test_names_alone_can_fill_the_budget(start_pion: Any, connect: Any) -> None:
+    raw = connect(start_pion("--max-memory", "100").port)
+    assert raw.ask("V.CREATE", "x" * 101, 1).startswith("-OOM ")
+    assert raw.ask("KV.PREFIX.REGISTER", "x" * 50, 1, "fp32").startswith("-OOM ")
+    assert raw.ask("KV.PREFIX.REGISTER", "x" * 47, 1, "fp32") == "+OK"
+
+
+def test_every_command_that_may_say_oom_is_tried_here() -> None:
+    assert {name for name, row in TABLE.items() if "-OOM" in row.errors} == set(TOO_LARGE)
+
+
+def test_overwriting_costs_nothing(small: Any) -> None:
+    for ns in "abcdefg":
+        put(small, ns)
+    before = used(small)
+    for _ in range(20):
+        put(small, "a")
+    assert used(small) == before
+    assert held(small, "abcdefg") == "abcdefg"
