@@ -11,6 +11,7 @@ import hashlib
 import time
 import weakref
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Self
 from urllib.parse import quote
@@ -81,9 +82,12 @@ class PionPromptCache:
     ) -> list[KVCache]:
         """Caches that hold exactly `prefix_ids`, for mlx-lm's `prompt_cache`; the caller's to keep.
 
-        Raises ValueError where `prefix_ids` is empty or no flat list of ids; never because of Pion.
+        Raises ValueError where `prefix_ids` is empty or no flat list of ids, or `namespace` is
+        empty; never because of Pion.
         """
         token_ids = _token_ids(prefix_ids)
+        if not namespace:
+            raise ValueError("namespace must not be empty; see make_namespace()")
         fingerprint = prefix_fingerprint(
             self._model_fingerprint, map(str, self._layout.formats), token_ids
         )
@@ -99,7 +103,8 @@ class PionPromptCache:
         prefill_ms = (time.perf_counter() - start) * 1e3
         self._stats.add(misses=1, prefill_ms_total=prefill_ms)
         if answered:  # else the server is away, or the namespace is someone else's
-            self._store(caches, namespace, fingerprint, prefill_ms)
+            with suppress(Unavailable), self._remote.guard():
+                self._store(caches, namespace, fingerprint, prefill_ms)
         return caches
 
     def lookup(self, namespace: str) -> bool:
@@ -141,14 +146,14 @@ class PionPromptCache:
     ) -> list[KVCache] | None:
         """The caches from the server, None where it has no such prefix, or Unavailable."""
         start = time.perf_counter()
-        receiver = Receiver(self._layout, len(token_ids))
-        round_trip: list[Call[Any]] = [
-            calls.prefix_lookup(namespace, tokens=len(token_ids), fingerprint=fingerprint),
-            calls.prefix_fetch(
-                namespace, fmt="NATIVE", fingerprint=fingerprint, into=receiver.buffer
-            ),
-        ]
         with self._remote.guard():
+            receiver = Receiver(self._layout, len(token_ids))
+            round_trip: list[Call[Any]] = [
+                calls.prefix_lookup(namespace, tokens=len(token_ids), fingerprint=fingerprint),
+                calls.prefix_fetch(
+                    namespace, fmt="NATIVE", fingerprint=fingerprint, into=receiver.buffer
+                ),
+            ]
             if not self._background.wait(self._timeout, namespace):
                 raise DeadlineExceeded("this prefix is still being stored")
             left = self._timeout - (time.perf_counter() - start)

@@ -127,6 +127,11 @@ def test_wrong_ids_are_the_callers_mistake(
     assert pion.stats()["misses"] == 0
 
 
+def test_an_empty_namespace_is_the_callers_mistake(tiny: Tiny, connect: Connect) -> None:
+    with pytest.raises(ValueError, match="namespace must not be empty"):
+        connect(tiny("llama")).get_or_prefill(IDS, namespace="")
+
+
 def test_an_unknown_codec_is_refused(tiny: Tiny) -> None:
     with pytest.raises(ValueError, match="vquant must be one of native, fp16"):
         PionPromptCache(tiny("llama"), vquant="int3")
