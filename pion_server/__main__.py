@@ -5,14 +5,16 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import uvloop
 from pydantic import ValidationError
 
 from pion_server import __version__
-from pion_server.config import Config
+from pion_server.config import Config, TenantOptions
 from pion_server.errors import PionError
 from pion_server.net.server import serve
 
@@ -22,9 +24,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = vars(parser().parse_args(argv))
     del options["kvcache"]  # says what is always so
     try:
+        options["tenants"] = _tenants(options.pop("tenant"), options["tenants"])
         config = Config(**{name: value for name, value in options.items() if value is not None})
     except ValidationError as error:
         return _refuse("; ".join(_readable(item) for item in error.errors()), status=2)
+    except ValueError as error:
+        return _refuse(str(error), status=2)
     logging.basicConfig(
         level=config.log_level.upper(),
         format="%(asctime)s %(levelname)s %(message)s",
@@ -44,7 +49,9 @@ def parser() -> argparse.ArgumentParser:
         prog="pion-server",
         description="Keep the K/V tensors that prefill computed, for any engine that meets the "
         "same prefix again. Speaks the Redis protocol.",
-        argument_default=None,
+        epilog="The command line of a process can be seen by every user of the machine: rather "
+        "keep passwords in a file (--tenants) or in the environment (PION_REQUIREPASS).",
+        allow_abbrev=False,
     )
     top.add_argument("--version", action="version", version=f"pion-server {__version__}")
     top.add_argument("--host", help="address to listen on (127.0.0.1)")
@@ -55,7 +62,7 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="serve K/V prefixes; always on, accepted for the sake of existing scripts",
     )
-    top.add_argument("--requirepass", metavar="PASSWORD", help="password every client must send")
+    _add_access(top.add_argument_group("access"))
     top.add_argument(
         "--max-memory",
         metavar="SIZE",
@@ -63,6 +70,76 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--log-level", help="debug, info, warning or error (info)")
     return top
+
+
+def _add_access(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--requirepass",
+        metavar="PASSWORD",
+        default=os.environ.get("PION_REQUIREPASS"),
+        help="password of the tenant `default` ($PION_REQUIREPASS)",
+    )
+    group.add_argument(
+        "--tenant",
+        metavar="NAME:SECRET[:QUOTA]",
+        action="append",
+        default=[],
+        help="a user with prefixes, keys and counters of their own, and at most so much payload, "
+        "for example 2gb; may be repeated",
+    )
+    group.add_argument(
+        "--tenants",
+        type=Path,
+        metavar="FILE",
+        help="the same, one a line, # begins a comment; only its owner may have access (chmod 600)",
+    )
+    group.add_argument("--ns-prefix", metavar="TEXT", help="refuse names that do not begin so")
+    group.add_argument(
+        "--maxclients",
+        type=int,
+        metavar="N",
+        help="clients at a time, the same share for each tenant (10000)",
+    )
+    group.add_argument("--tls-cert", metavar="FILE", help="certificate chain: speak TLS only")
+    group.add_argument("--tls-key", metavar="FILE", help="private key of the certificate")
+    group.add_argument(
+        "--tls-ca", metavar="FILE", help="take clients with a certificate of it only"
+    )
+
+
+def _tenants(words: list[str], path: Path | None) -> list[TenantOptions]:
+    """Those of the command line, then those of the file. Raises ValueError, which says where it is
+    wrong and shows no secret."""
+    found = [(f"--tenant number {number}", word) for number, word in enumerate(words, 1)]
+    if path is not None:
+        lines = enumerate(private_text(path).splitlines(), 1)
+        found += [
+            (f"{path} line {number}", line.strip())
+            for number, line in lines
+            if line.strip() and not line.lstrip().startswith("#")
+        ]
+    return [_tenant(where, text) for where, text in found]
+
+
+def _tenant(where: str, text: str) -> TenantOptions:
+    try:
+        return TenantOptions.parse(text)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+
+
+def private_text(path: Path) -> str:
+    """The text of a file that only its owner has access to; raises ValueError for any other."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            if mode & 0o077:
+                raise ValueError(
+                    f"others have access to {path}, and it holds secrets: chmod 600 it"
+                )
+            return file.read()
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror}") from None
 
 
 def _readable(item: object) -> str:

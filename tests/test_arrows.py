@@ -23,8 +23,9 @@ ROOMS: dict[str, set[str]] = {
     "codecs": {"errors"},
     "store": {"codecs", "errors"},
     "journal": {"store", "codecs", "errors"},
-    "commands": BASE | {"wire", "codecs", "store", "stats"},
-    "net": BASE | {"wire", "commands", "store", "stats"},
+    "tenants": BASE | {"store", "stats"},
+    "commands": BASE | {"wire", "codecs", "store", "stats", "tenants"},
+    "net": BASE | {"wire", "commands", "tenants"},
     "client": {"wire", "codecs", "errors", "version"},
     "__main__": BASE | {"net"},
 }

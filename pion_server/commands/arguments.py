@@ -18,10 +18,11 @@ Option: TypeAlias = "Callable[[Arguments], Any]"
 
 
 class Arguments:
-    """The arguments after the command's name, taken from the left."""
+    """The arguments after the command's name, taken from the left. Names begin with `prefix`."""
 
-    def __init__(self, args: list[Payload]) -> None:
+    def __init__(self, args: list[Payload], prefix: bytes) -> None:
         self._args = args
+        self._prefix = prefix
         self._next = 0
 
     def __bool__(self) -> bool:
@@ -43,11 +44,11 @@ class Arguments:
         return bytes(self.take(what))
 
     def name(self, what: str) -> bytes:
-        """The name of a session or namespace: any bytes, 1 to MAX_NAME of them."""
+        """The name of a session or namespace: any bytes within the prefix, 1 to MAX_NAME."""
         value = self.take(what)
         if not 1 <= len(value) <= MAX_NAME:
             raise PionError(f"{what} must be 1 to {MAX_NAME} bytes long, got {len(value)}")
-        return bytes(value)
+        return within(self._prefix, bytes(value))
 
     def text(self, what: str) -> str:
         """The next argument as ASCII text."""
@@ -94,6 +95,13 @@ class Arguments:
         """Refuse anything that is left."""
         if self:
             raise PionError(f"unexpected argument {shown(self.take('argument'))}")
+
+
+def within(prefix: bytes, name: bytes) -> bytes:
+    """The name, if it begins with the prefix; raises PionError otherwise."""
+    if not name.startswith(prefix):
+        raise PionError(f"names begin with {shown(prefix)} here (--ns-prefix), got {shown(name)}")
+    return name
 
 
 def shown(value: Payload) -> str:

@@ -45,7 +45,7 @@ def block_table(args: Arguments) -> BlockTable:
 )
 def blocks(ctx: Context, raw: list[Payload]) -> Reply:
     """The block hash table registered with BLOCKS."""
-    args = Arguments(raw)
+    args = ctx.arguments(raw)
     prefix = ctx.store.prefix(args.name("namespace"))
     if prefix is None or prefix.blocks is None:
         return UNKNOWN
@@ -66,7 +66,7 @@ def blocks(ctx: Context, raw: list[Payload]) -> Reply:
 def membership(ctx: Context, raw: list[Payload]) -> Reply:
     """Which of the given hashes are in the namespace's block table: a binary search in a sorted
     copy that was made at REGISTER."""
-    args = Arguments(raw)
+    args = ctx.arguments(raw)
     prefix = ctx.store.prefix(args.name("namespace"))
     probes = _hashes(args)
     if prefix is None or prefix.blocks is None:

@@ -1,4 +1,7 @@
-"""CLIENT: what the server knows about its connections, and what they tell about themselves."""
+"""CLIENT: what the server knows about its connections, and what they tell about themselves.
+
+A client sees those of its own tenant.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,12 @@ import time
 from collections.abc import Iterable
 
 from pion_server.commands.arguments import MAX_NAME
-from pion_server.commands.context import Client, Context
+from pion_server.commands.context import Context
 from pion_server.commands.plain import integer, shown_word, syntax_error, word
 from pion_server.commands.registry import Job, command
 from pion_server.commands.subcommands import run_subcommand
 from pion_server.errors import PionError
+from pion_server.tenants import Client
 from pion_server.wire.values import OK, Payload, Reply
 
 GROUP = "Connection"
@@ -75,7 +79,7 @@ def getname(ctx: Context, raw: list[Payload]) -> Reply:
 
 @command("CLIENT|ID", arity=2, group=GROUP, syntax="CLIENT ID", reply=":<id>")
 def id_(ctx: Context, raw: list[Payload]) -> Reply:
-    """The number of this connection, never used twice."""
+    """The number of this connection; its tenant has none of that number before or after it."""
     return ctx.client.id
 
 
@@ -96,8 +100,9 @@ def info(ctx: Context, raw: list[Payload]) -> Reply:
     errors=("-ERR Unknown client type '<type>'", "-ERR Invalid client ID"),
 )
 def list_(ctx: Context, raw: list[Payload]) -> Reply:
-    """All connections, or those of a kind or with the given ids (one of the two options)."""
-    clients = ctx.server.clients
+    """All connections of the tenant, or those of a kind or with the given ids (one of the two
+    options)."""
+    clients = ctx.tenant.clients
     match [word(option) for option in raw[:1]], raw[1:]:
         case [], _:
             return lines(clients.values())
@@ -161,7 +166,7 @@ def line(each: Client, now: float) -> bytes:
         "flags": "e" if each.no_evict else "N",
         "db": each.db,
         "cmd": each.last_command.lower(),
-        "user": "default",
+        "user": each.tenant.name if each.tenant else "",
         "resp": each.proto,
         **{
             field: each.library.get(field, b"").decode("ascii") for field in LIBRARY_FIELDS.values()

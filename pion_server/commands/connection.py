@@ -1,11 +1,10 @@
 """The connection itself: PING ECHO AUTH HELLO SELECT QUIT RESET, as in Redis 7.0.
 
-Passwords are compared in constant time and appear in no reply and no log.
+Passwords are compared in constant time (tenants.py) and appear in no reply and no log.
 """
 
 from __future__ import annotations
 
-import hmac
 from collections.abc import Callable
 from itertools import islice
 from typing import Any
@@ -23,11 +22,13 @@ from pion_server.commands.plain import (
 from pion_server.commands.registry import Access, command
 from pion_server.errors import NoAuth, NoProto, PionError, WrongPass
 from pion_server.store.keys import DBS
+from pion_server.tenants import dismiss
 from pion_server.wire.values import OK, Payload, Reply, Status
 
 GROUP = "Connection"
 BEFORE_AUTH = Access.READ | Access.NO_AUTH
 WRONG_PASSWORD = "-WRONGPASS invalid username-password pair or user is disabled."
+NO_SEAT = "-ERR max number of clients reached"
 INT32 = range(-(2**31), 2**31)
 
 
@@ -56,15 +57,20 @@ def echo(ctx: Context, raw: list[Payload]) -> Reply:
     arity=-2,
     group=GROUP,
     access=BEFORE_AUTH,
-    syntax="AUTH [default] <password>",
+    syntax="AUTH [<tenant>] <password>",
     reply="+OK",
-    errors=(WRONG_PASSWORD, "-ERR AUTH <password> called without any password configured"),
+    errors=(
+        WRONG_PASSWORD,
+        NO_SEAT,
+        "-ERR AUTH <password> called without any password configured",
+    ),
 )
 def auth(ctx: Context, raw: list[Payload]) -> Reply:
-    """Log in. There is one user, `default`."""
+    """Log in as a tenant, `default` unless another is named. What the connection does from then on
+    is done to that tenant's prefixes, sessions, keys and counters, and no others exist for it."""
     if len(raw) > 2:
         raise syntax_error()
-    if len(raw) == 1 and ctx.server.config.requirepass is None:
+    if len(raw) == 1 and ctx.server.tenants.open:
         raise PionError(
             "AUTH <password> called without any password configured for the default user. "
             "Are you sure your configuration is correct?"
@@ -75,11 +81,10 @@ def auth(ctx: Context, raw: list[Payload]) -> Reply:
 
 def log_in(ctx: Context, user: Payload, password: Payload) -> None:
     """Raises WrongPass; a client that had logged in before stays so."""
-    secret = ctx.server.config.requirepass
-    right = secret is None or hmac.compare_digest(bytes(password), secret.encode())
-    if not right or user != b"default":
+    tenant = ctx.server.tenants.find(user, password)
+    if tenant is None:
         raise WrongPass("invalid username-password pair or user is disabled.")
-    ctx.client.authenticated = True
+    tenant.admit(ctx.client)
 
 
 # What a HELLO option does with how many values.
@@ -94,13 +99,14 @@ HELLO_OPTIONS: dict[str, tuple[Callable[..., None], int]] = {
     arity=-1,
     group=GROUP,
     access=BEFORE_AUTH,
-    syntax="HELLO [2 | 3 [AUTH default <password>] [SETNAME <name>]]",
+    syntax="HELLO [2 | 3 [AUTH <tenant> <password>] [SETNAME <name>]]",
     reply="a map: server, version, proto, id, mode, role, modules",
     errors=(
         "-ERR Protocol version is not an integer or out of range",
         "-NOPROTO",
         "-NOAUTH HELLO must be called with the client already authenticated",
         WRONG_PASSWORD,
+        NO_SEAT,
         "-ERR Syntax error in HELLO option '<word>'",
         *LABEL_ERRORS,
     ),
@@ -116,7 +122,7 @@ def hello(ctx: Context, raw: list[Payload]) -> Reply:
         if take_effect is None or len(values) < count:
             raise PionError(f"Syntax error in HELLO option '{shown_word(option)}'")
         take_effect(ctx, *values)
-    if not ctx.client.authenticated:
+    if ctx.client.tenant is None:
         raise NoAuth(
             "HELLO must be called with the client already authenticated, otherwise the HELLO AUTH "
             "<user> <pass> option can be used to authenticate the client and select the RESP "
@@ -183,5 +189,6 @@ def reset(ctx: Context, raw: list[Payload]) -> Reply:
     """Back to how the connection began: RESP2, database 0, no name, not logged in."""
     client = ctx.client
     client.proto, client.db, client.name, client.no_evict = 2, 0, b"", False
-    client.authenticated = ctx.server.config.requirepass is None
+    if not ctx.server.tenants.open:
+        dismiss(client)
     return Status("RESET")

@@ -1,67 +1,67 @@
-"""What a command handler gets to see: the server, the client, and one way to change state."""
+"""What a command handler gets to see: its client's tenant, and nothing of the others."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
 
+from pion_server.commands.arguments import Arguments, within
 from pion_server.config import Config
+from pion_server.errors import NoAuth
 from pion_server.stats import Stats
-from pion_server.store.budget import make_room
 from pion_server.store.mutations import Mutation
 from pion_server.store.store import Store
-
-
-@dataclass(slots=True)
-class Client:
-    """One connection as the commands see it (net/connection.py owns the socket)."""
-
-    id: int
-    address: str
-    local_address: str
-    authenticated: bool
-    created: float = field(default_factory=time.time)
-    last_active: float = field(default_factory=time.time)
-    last_command: str = ""
-    proto: int = 2
-    db: int = 0
-    name: bytes = b""
-    library: dict[str, bytes] = field(default_factory=dict)
-    no_evict: bool = False
-    closing: bool = False  # set by QUIT: close once the reply is out
+from pion_server.tenants import Client, Tenant, Tenants
+from pion_server.wire.values import Payload
 
 
 @dataclass(slots=True)
 class Server:
-    """The state behind every connection of this process."""
+    """What is behind every connection of this process. `tenants` is for AUTH and its like."""
 
     config: Config
-    store: Store
-    stats: Stats
+    tenants: Tenants
     started: float = field(default_factory=time.time)
     run_id: str = ""
     port: int = 0
-    clients: dict[int, Client] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """A handler's view of the server for one command."""
+    """A handler's view of the server for one command. The tenant is the one that the client had
+    when it sent the command, also in a Job that ends after the client has become another's."""
 
     server: Server
     client: Client
+    _tenant: Tenant | None
+
+    @property
+    def tenant(self) -> Tenant:
+        """Raises NoAuth in the few commands that may come before AUTH: all state lies behind."""
+        if self._tenant is None:
+            raise NoAuth("Authentication required.")
+        return self._tenant
 
     @property
     def store(self) -> Store:
-        return self.server.store
+        return self.tenant.store
+
+    @property
+    def stats(self) -> Stats:
+        return self.tenant.stats
+
+    def apply(self, mutation: Mutation) -> int:
+        """Tenant.apply: the way in which commands change state."""
+        return self.tenant.apply(mutation)
 
     def now_ms(self) -> int:
         """Wall clock, milliseconds since the epoch: what deadlines of keys are compared with."""
         return time.time_ns() // 1_000_000
 
-    def apply(self, mutation: Mutation) -> int:
-        """Make room for the mutation within --max-memory, then carry it out. The one choke point
-        through which commands change state. Returns what Store.apply returns."""
-        server = self.server
-        server.stats.evicted += make_room(server.store, server.config.max_memory, mutation)
-        return server.store.apply(mutation)
+    def arguments(self, raw: list[Payload]) -> Arguments:
+        """A cursor that takes no name from outside of --ns-prefix."""
+        return Arguments(raw, self.server.config.ns_prefix)
+
+    def key(self, value: Payload) -> bytes:
+        """The name of a plain key. Raises PionError where it is outside of --ns-prefix."""
+        return within(self.server.config.ns_prefix, bytes(value))

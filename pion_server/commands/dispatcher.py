@@ -12,9 +12,10 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from pion_server.commands import load_families
-from pion_server.commands.context import Client, Context, Server
+from pion_server.commands.context import Context, Server
 from pion_server.commands.registry import TABLE, Access, Command, Job
 from pion_server.errors import NoAuth, PionError
+from pion_server.tenants import Client
 from pion_server.wire.values import Payload, Reply
 
 log = logging.getLogger(__name__)
@@ -30,16 +31,17 @@ class Dispatcher:
 
     def dispatch(self, client: Client, args: list[Payload]) -> Reply | Job:
         """The reply to one request (never empty), or the job that will make it."""
-        self.server.stats.commands += 1
-        client.last_active = time.time()
+        tenant, client.last_active = client.tenant, time.time()
+        if tenant is not None:
+            tenant.stats.commands += 1
         try:
             command = find(args)
             client.last_command = command.name
-            if not client.authenticated and Access.NO_AUTH not in command.access:
+            if tenant is None and Access.NO_AUTH not in command.access:
                 raise NoAuth("Authentication required.")
         except PionError as refusal:
             return refusal
-        result = guarded(lambda: command.handler(Context(self.server, client), args[1:]))
+        result = guarded(lambda: command.handler(Context(self.server, client, tenant), args[1:]))
         return guarded_job(result, command.access) if isinstance(result, Job) else result
 
 

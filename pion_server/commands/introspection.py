@@ -1,7 +1,7 @@
 """What the server tells about itself: INFO, CONFIG GET, and COMMAND from the command table.
 
-Fields and parameters have Redis' names where Redis has them, so its tools can read them. The
-password is in none of them.
+Fields and parameters have Redis' names where Redis has them, so its tools can read them. Counts
+and limits are those of the client's own tenant; passwords, and other tenants, are in none of them.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ def _server(ctx: Context) -> Fields:
 
 
 def _clients(ctx: Context) -> Fields:
-    return {"connected_clients": len(ctx.server.clients)}
+    return {"connected_clients": len(ctx.tenant.clients)}
 
 
 def _memory(ctx: Context) -> Fields:
     return {
         "used_memory": ctx.store.bytes_used,
-        "maxmemory": ctx.server.config.max_memory,
+        "maxmemory": ctx.tenant.limit,
         "maxmemory_policy": "allkeys-lru",
     }
 
 
 def _stats(ctx: Context) -> Fields:
-    stats = ctx.server.stats
+    stats = ctx.stats
     return {
         "total_connections_received": stats.connections,
         "total_commands_processed": stats.commands,
@@ -83,7 +83,7 @@ SECTIONS: dict[str, Callable[[Context], Fields]] = {
     "Stats": _stats,
     "Replication": _replication,
     "Keyspace": _keyspace,
-    "Pion": lambda ctx: ctx.server.stats.receipt(),
+    "Pion": lambda ctx: ctx.stats.receipt(),
 }
 EVERY_SECTION = {"ALL", "DEFAULT", "EVERYTHING"}
 
@@ -117,7 +117,8 @@ def parameters(ctx: Context) -> dict[str, str]:
         "bind": config.host,
         "databases": str(DBS),
         "loglevel": config.log_level,
-        "maxmemory": str(config.max_memory),
+        "maxclients": str(ctx.tenant.seats),
+        "maxmemory": str(ctx.tenant.limit),
         "maxmemory-policy": "allkeys-lru",
         "port": str(ctx.server.port),
         "proto-max-bulk-len": str(config.max_bulk),

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from pion_server.commands.context import Context, Server
+from pion_server.commands.context import Context
 from pion_server.commands.glob import compile_glob
 from pion_server.commands.plain import (
     MIN_INTEGER,
@@ -24,6 +24,7 @@ from pion_server.commands.plain import (
 from pion_server.commands.registry import Access, command
 from pion_server.errors import PionError
 from pion_server.store.mutations import DeleteKeys, FlushDb, SetExpiry
+from pion_server.tenants import Tenant
 from pion_server.wire.values import OK, Payload, Reply, Status
 
 GROUP = "Keys"
@@ -120,7 +121,7 @@ def pexpire(ctx: Context, raw: list[Payload]) -> Reply:
 
 
 def set_deadline(ctx: Context, raw: list[Payload], scale: int, name: str) -> int:
-    key, conditions, now_ms = bytes(raw[0]), expire_conditions(raw[2:]), ctx.now_ms()
+    key, conditions, now_ms = ctx.key(raw[0]), expire_conditions(raw[2:]), ctx.now_ms()
     new = deadline(raw[1], scale, now_ms, MIN_INTEGER, name)
     entry = live(ctx, key)
     if entry is None or not all(holds(new, entry.expires_ms) for holds in conditions):
@@ -175,15 +176,15 @@ def persist(ctx: Context, raw: list[Payload]) -> Reply:
     entry = live(ctx, raw[0])
     if entry is None or entry.expires_ms is None:
         return 0
-    return ctx.apply(SetExpiry(ctx.client.db, bytes(raw[0]), None))
+    return ctx.apply(SetExpiry(ctx.client.db, ctx.key(raw[0]), None))
 
 
-def sweep(server: Server) -> int:
-    """Take away up to SWEEP_KEYS expired keys; returns how many."""
+def sweep(tenant: Tenant) -> int:
+    """Take away up to SWEEP_KEYS expired keys of a tenant; returns how many."""
     now_ms = time.time_ns() // 1_000_000
-    due = server.store.keys.expired(now_ms, SWEEP_KEYS)
-    taken = sum(server.store.apply(mutation) for mutation in due)
-    server.stats.expired += taken
+    due = tenant.store.keys.expired(now_ms, SWEEP_KEYS)
+    taken = sum(map(tenant.apply, due))
+    tenant.stats.expired += taken
     return taken
 
 
@@ -193,7 +194,7 @@ def sweep(server: Server) -> int:
 @command("DBSIZE", arity=1, group=GROUP, syntax="DBSIZE", reply=":<keys>")
 def dbsize(ctx: Context, raw: list[Payload]) -> Reply:
     """How many keys the database has."""
-    while sweep(ctx.server):
+    while sweep(ctx.tenant):
         pass
     return ctx.store.keys.count(ctx.client.db)
 

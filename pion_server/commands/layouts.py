@@ -127,5 +127,5 @@ def store(
 def outgoing(ctx: Context, view: RowView, fmt: WireFormat) -> Stream:
     """Rows on their way to a client."""
     nbytes, pieces = view.pieces_as(fmt)
-    ctx.server.stats.fetched(nbytes)
+    ctx.stats.fetched(nbytes)
     return Stream(nbytes, pieces)

@@ -50,7 +50,7 @@ def wrong_arity(name: str) -> PionError:
 
 def live(ctx: Context, key: Payload) -> Entry | None:
     """The key's entry in the client's database; None where it is absent or its deadline passed."""
-    return ctx.store.key(ctx.client.db, bytes(key), ctx.now_ms())
+    return ctx.store.key(ctx.client.db, ctx.key(key), ctx.now_ms())
 
 
 def deadline(value: Payload, scale: int, since_ms: int, least: int, name: str) -> int:

@@ -85,7 +85,7 @@ def register(ctx: Context, raw: list[Payload]) -> Reply:
     """Open a namespace whose layers all have `kv_dim` values a row, for K and for V. LAYERS and
     TOKENS, always together, declare what is complete: the namespace is a hit only when every row
     is in. Without them it is a hit at once. Repeating it keeps the rows."""
-    args = Arguments(raw)
+    args = ctx.arguments(raw)
     ns, dim = namespace(args), args.integer("kv_dim", 1, MAX_DIM)
     schema = uniform(dim, args.text("codec"))
     return _register(ctx, ns, schema, schema, args.options(REGISTER_OPTIONS))
@@ -111,7 +111,7 @@ def register(ctx: Context, raw: list[Payload]) -> Reply:
 def register_schema(ctx: Context, raw: list[Payload]) -> Reply:
     """REGISTER with a layout for each layer, apart for K and V. LAYERS may be left out: it is the
     number of words."""
-    args = Arguments(raw)
+    args = ctx.arguments(raw)
     ns = namespace(args)
     schemas: dict[str, Schema] = {}
     for side in ("K", "V"):
@@ -158,7 +158,7 @@ def _register(
 def lookup(ctx: Context, raw: list[Payload]) -> Reply:
     """Whether the namespace can be fetched whole, and the entry in the receipt: TOKENS and
     PREFILL_MS say what this restore really spared, where the caller knows better."""
-    args = Arguments(raw)
+    args = ctx.arguments(raw)
     ns = namespace(args)
     options = args.options(
         {
@@ -167,7 +167,7 @@ def lookup(ctx: Context, raw: list[Payload]) -> Reply:
             **FINGERPRINT,
         }
     )
-    stats = ctx.server.stats
+    stats = ctx.stats
     try:
         prefix = hit(ctx, ns, options.get("FINGERPRINT"))
     except Mismatch:
@@ -206,10 +206,10 @@ def hit(ctx: Context, ns: bytes, wanted: bytes | None) -> Prefix | None:
 )
 def match(ctx: Context, raw: list[Payload]) -> Reply:
     """How much of a chain of blocks is there, in one round trip. Counts nothing in the receipt."""
-    args = Arguments(raw)
+    args = ctx.arguments(raw)
     count = args.integer("number of namespaces", 1, MAX_TOKENS)
     names = [namespace(args) for _ in range(min(count, len(raw)))]
-    return ctx.store.match(names, args.options(FINGERPRINT).get("FINGERPRINT"))
+    return ctx.store.match(names, args.options(FINGERPRINT).get("FINGERPRINT"), ctx.now_ms())
 
 
 @command(
@@ -223,7 +223,7 @@ def match(ctx: Context, raw: list[Payload]) -> Reply:
 def drop(ctx: Context, raw: list[Payload]) -> Reply:
     """Free both sessions of each namespace. One that is not held counts 0. Replies that are on
     their way keep their rows."""
-    args = Arguments(raw)
+    args = ctx.arguments(raw)
     names = [namespace(args) for _ in raw]
     return sum(ctx.apply(DropPrefix(name)) for name in names)
 
@@ -243,7 +243,7 @@ def info(ctx: Context, raw: list[Payload]) -> Reply:
         "registered_prefixes": held.prefix_count,
         "total_prefix_tokens": held.prefix_tokens,
         "vstore_sessions": held.session_count,
-        "vstore_total_fetches": ctx.server.stats.prefix_fetches,
+        "vstore_total_fetches": ctx.stats.prefix_fetches,
         "vstore_bytes": held.row_bytes,
     }
     return "".join(f"{name}:{value}\r\n" for name, value in fields.items())

@@ -52,7 +52,7 @@ def layer_span(args: Arguments) -> tuple[int, int]:
 def store_rows(ctx: Context, raw: list[Payload]) -> Reply | Job:
     """Rows of several layers, both sides, in one request: all of them are stored, or none. Without
     LAYERS the blobs are those of layers 0, 1, 2 and so on."""
-    args = Arguments(raw)
+    args = ctx.arguments(raw)
     prefix = _known(ctx, namespace(args))
     start, count = token(args, "start"), args.integer("count", 1, MAX_TOKENS)
     options: dict[str, Any] = {}
@@ -102,7 +102,7 @@ def fetch(ctx: Context, raw: list[Payload]) -> Reply:
     """Everything a cache is rebuilt from, in one reply that streams from the store. Ranges are
     half-open; without them all layers and all tokens come. `keys` and `values` name the stored
     layout of each layer sent (fmt=<codec>,dim=<d>), which is what NATIVE bytes are in."""
-    args = Arguments(raw)
+    args = ctx.arguments(raw)
     ns = namespace(args)
     options = args.options(
         {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pion_server.commands.arguments import Arguments
 from pion_server.commands.context import Context
 from pion_server.commands.registry import command
 from pion_server.errors import PionError
@@ -22,11 +21,11 @@ def stats(ctx: Context, raw: list[Payload]) -> Reply:
     """What the prefix cache did for its users since the start or the last RESET: hits, tokens,
     bytes, and prefill seconds spared, measured and estimated kept apart. The semantic, moe and
     vector fields are of subsystems that are not in this server, and 0."""
-    args = Arguments(raw)
+    args = ctx.arguments(raw)
     if not args:
-        return ctx.server.stats.receipt()
+        return ctx.stats.receipt()
     if args.keyword("RESET") != "RESET":
         raise PionError("PION.STATS takes nothing, or RESET")
     args.end()
-    ctx.server.stats.reset()
+    ctx.stats.reset()
     return OK

@@ -68,7 +68,7 @@ def set_options(raw: list[Payload]) -> SetOptions:
 def set_(ctx: Context, raw: list[Payload]) -> Reply:
     """Set a key, with a time to live if one is given, if NX (it is absent) or XX (it is there)
     holds."""
-    key, value = bytes(raw[0]), raw[1]
+    key, value = ctx.key(raw[0]), raw[1]
     options = set_options(raw[2:])
     expires_ms = None
     if options.lifetime in TIMES:
@@ -96,9 +96,9 @@ def read(ctx: Context, key: Payload) -> Payload | None:
     """A value that a client asked for; counts as a hit or a miss."""
     entry = live(ctx, key)
     if entry is None:
-        ctx.server.stats.key_misses += 1
+        ctx.stats.key_misses += 1
         return None
-    ctx.server.stats.key_hits += 1
+    ctx.stats.key_hits += 1
     return entry.value
 
 
@@ -127,10 +127,10 @@ def mset(ctx: Context, raw: list[Payload]) -> Reply:
     """Set several keys, all of them or, where they do not fit the memory budget, none."""
     if len(raw) % 2:
         raise wrong_arity("MSET")
-    values = {bytes(key): value for key, value in zip(raw[::2], raw[1::2], strict=True)}
-    total, limit = sum(len(k) + len(v) for k, v in values.items()), ctx.server.config.max_memory
+    values = {ctx.key(key): value for key, value in zip(raw[::2], raw[1::2], strict=True)}
+    total, limit = sum(len(k) + len(v) for k, v in values.items()), ctx.tenant.limit
     if 0 < limit < total:
-        raise OutOfMemory(f"these keys need {total} bytes, --max-memory is {limit}")
+        raise OutOfMemory(f"these keys need {total} bytes, the memory limit is {limit}")
     for key, value in values.items():
         ctx.apply(SetKey(ctx.client.db, key, value))
     return OK

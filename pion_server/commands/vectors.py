@@ -46,7 +46,7 @@ GROUP = "V"
 def create(ctx: Context, raw: list[Payload]) -> Reply:
     """Make a session: one layout for all layers (codec fp16 unless VQUANT names another), or a
     word for each layer. Repeating it with the same layout keeps the rows."""
-    args = Arguments(raw)
+    args = ctx.arguments(raw)
     sid = args.name("session id")
     dim = args.integer("dim", 0, MAX_DIM)
     if dim:
@@ -73,7 +73,7 @@ def create(ctx: Context, raw: list[Payload]) -> Reply:
 def storebatch(ctx: Context, raw: list[Payload]) -> Reply | Job:
     """Store `count` rows of a layer from token `start_id` on, in token order, little-endian. Rows
     that are there are replaced. NaN and infinity are kept."""
-    args = Arguments(raw)
+    args = ctx.arguments(raw)
     sid, layer = args.name("session id"), layer_index(args)
     start, count = token(args, "start_id"), args.integer("count", 1, MAX_TOKENS)
     rows = [Incoming(sid, layer, args.blob("blob"))]
@@ -96,7 +96,7 @@ def storebatch(ctx: Context, raw: list[Payload]) -> Reply | Job:
 def fetch(ctx: Context, raw: list[Payload]) -> Reply:
     """Rows by id list (always FP32), by half-open range, or a range of several layers at once.
     FMT is FP32 unless given. A range that is not fully there is an error, never short data."""
-    args = Arguments(raw)
+    args = ctx.arguments(raw)
     sid = args.name("session id")
     if bytes(raw[1][:6]).upper() == b"BATCH":
         return _fetch_batch(ctx, sid, args)

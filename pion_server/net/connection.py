@@ -1,25 +1,27 @@
 """One client: bytes in, requests to the dispatcher, replies out in order.
 
 Reading stops while a write of this client is being computed, and while it does not take its
-replies; so a pipeline sees its own writes, and a client can make the server hold no more than what
-it has itself stored. A client that keeps the server busy gives way to the others after each turn:
-MAX_WAITING requests, or outbox.TURN bytes of replies.
+replies; so a pipeline sees its own writes, and what a client is owed stays within MAX_OWED and one
+reply. A client that keeps the server busy gives way to the others after each turn: MAX_WAITING
+requests, or outbox.TURN bytes of replies.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Any, cast
 
-from pion_server.commands.context import Client
 from pion_server.commands.dispatcher import Dispatcher
 from pion_server.commands.registry import Access, Job
-from pion_server.errors import ProtocolError
+from pion_server.errors import PionError, ProtocolError
+from pion_server.net.lobby import Lobby
 from pion_server.net.outbox import PIECE, Outbox, Slot
-from pion_server.wire.encode import encode_reply
+from pion_server.net.tls import secured
+from pion_server.tenants import Client, Tenant, dismiss
 from pion_server.wire.limits import BEFORE_AUTH, Limits
 from pion_server.wire.requests import RequestDecoder
 from pion_server.wire.values import Payload, Reply
@@ -28,6 +30,11 @@ log = logging.getLogger(__name__)
 
 # Replies that may wait for one client; a longer pipeline waits in its socket.
 MAX_WAITING = 1024
+# Stored payload that they may refer to before no more requests are taken. Rows that were dropped or
+# replaced meanwhile stay in memory for their sake, and count in nobody's memory limit.
+MAX_OWED = 64 << 20
+# A client that takes nothing for so long is gone, or might as well be.
+STALL_SECONDS = 60.0
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -36,19 +43,24 @@ class Connection(asyncio.BufferedProtocol):
     def __init__(
         self,
         dispatcher: Dispatcher,
-        client_id: int,
         executor: Executor,
+        lobby: Lobby,
+        tls: ssl.SSLContext | None,
         forget: Callable[[Connection], None],
     ) -> None:
         self._dispatcher = dispatcher
         self._server = dispatcher.server
-        self._id = client_id
         self._executor = executor
+        self._lobby = lobby
+        self._tls = tls
         self._forget = forget
+        self._tenant: Tenant | None = None  # whose the client was after its last request
+        self._open = False  # requests can come; not before a TLS handshake is over
         self._busy = False  # a write of this client is being computed
         self._resting = False  # there is work left for the next turn
         self._reading = True
         self._ended = False  # no further request is taken
+        self._stalled: asyncio.TimerHandle | None = None
         self.decoder = RequestDecoder(BEFORE_AUTH)
 
     # -- the transport's calls ---------------------------------------------------------------
@@ -56,21 +68,22 @@ class Connection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports have the interface, but not the base class.
         self._transport = transport = cast(asyncio.Transport, transport)
-        transport.set_write_buffer_limits(high=PIECE)
-        self._outbox = Outbox(transport)
         self._client = Client(
-            id=self._id,
             address=address(transport.get_extra_info("peername")),
             local_address=address(transport.get_extra_info("sockname")),
-            authenticated=self._server.config.requirepass is None,
         )
-        self._server.clients[self._id] = self._client
-        self._server.stats.connections += 1
-        self._set_limits()
+        self._lobby.enter(self)
+        if self._tls is None:
+            self._begin(transport)
+        else:
+            transport.pause_reading()
+            self._handshake = asyncio.create_task(self._secure(transport, self._tls))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._ended = True
-        self._server.clients.pop(self._id, None)
+        self._took_something()
+        self._lobby.leave(self)
+        dismiss(self._client)
         self._forget(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -81,16 +94,23 @@ class Connection(asyncio.BufferedProtocol):
         self._pump()
 
     def eof_received(self) -> bool:
-        """The client will send no more, but may still read: what it asked for is delivered."""
+        """The client will send no more, but may still read: what it asked for is delivered. Not
+        over TLS, where asyncio knows no closing of one side."""
         self._ended = True
-        return bool(self._outbox)
+        return self._tls is None and bool(self._outbox)
 
     def pause_writing(self) -> None:
         self._outbox.writable = False
+        self._stalled = asyncio.get_running_loop().call_later(STALL_SECONDS, self.abort)
 
     def resume_writing(self) -> None:
+        self._took_something()
         self._outbox.writable = True
         self._pump()
+
+    def _took_something(self) -> None:
+        if self._stalled is not None:
+            self._stalled.cancel()
 
     def close(self) -> None:
         """Take no more requests, and close once every reply is out."""
@@ -101,16 +121,52 @@ class Connection(asyncio.BufferedProtocol):
         """Drop the client and what it was waiting for."""
         self._transport.abort()
 
+    # -- coming in ---------------------------------------------------------------------------
+
+    async def _secure(self, transport: asyncio.Transport, context: ssl.SSLContext) -> None:
+        encrypted = await secured(transport, self, context)
+        if encrypted is None:
+            self.connection_lost(None)
+        elif not self._ended:
+            self._begin(encrypted)
+
+    def _begin(self, transport: asyncio.Transport) -> None:
+        """Requests come from here on, and some may have come in already."""
+        transport.set_write_buffer_limits(high=PIECE)
+        self._transport, self._outbox, self._open = transport, Outbox(transport), True
+        everyone = self._server.tenants.open
+        try:
+            if everyone is not None:
+                everyone.admit(self._client)
+        except PionError as refusal:
+            self._fill(self._outbox.reserve(), refusal)
+            self._ended = True
+        self._settle()
+        self._pump()
+
+    def _settle(self) -> None:
+        """What goes by whose the client is; nobody's is held to tight limits, in the lobby."""
+        tenant = self._client.tenant
+        if tenant is self._tenant:
+            return
+        self._tenant = tenant
+        if tenant is None:
+            self.decoder.limits = BEFORE_AUTH
+            self._lobby.enter(self)
+        else:
+            self.decoder.limits = Limits(max_bulk=self._server.config.max_bulk)
+            self._lobby.leave(self)
+
     # -- requests in, replies out ------------------------------------------------------------
 
     def _pump(self) -> None:
-        if self._transport.is_closing():
+        if not self._open or self._transport.is_closing():
             return
         try:
             while self._may_take_more() and (request := self._next_request()):
                 self._answer(request)
-            full = len(self._outbox) >= MAX_WAITING
-            if self._outbox.flush() or full:
+            full = not self._has_room()
+            if self._outbox.flush() or (full and self._has_room()):
                 self._rest()
         except Exception:
             # A reply that breaks its own frame: nothing sane can follow on this connection.
@@ -124,7 +180,10 @@ class Connection(asyncio.BufferedProtocol):
 
     def _may_take_more(self) -> bool:
         blocked = self._busy or self._resting or self._ended
-        return not blocked and self._outbox.writable and len(self._outbox) < MAX_WAITING
+        return not blocked and self._outbox.writable and self._has_room()
+
+    def _has_room(self) -> bool:
+        return len(self._outbox) < MAX_WAITING and self._outbox.owed < MAX_OWED
 
     def _rest(self) -> None:
         """Let the other connections have their turn."""
@@ -151,7 +210,7 @@ class Connection(asyncio.BufferedProtocol):
             self._start(result, slot)
             return
         self._fill(slot, result)
-        self._set_limits()
+        self._settle()
         self._ended = self._client.closing
 
     def _start(self, job: Job, slot: Slot) -> None:
@@ -169,13 +228,7 @@ class Connection(asyncio.BufferedProtocol):
         self._pump()
 
     def _fill(self, slot: Slot, reply: Reply) -> None:
-        slot.pieces = encode_reply(reply, self._client.proto)
-
-    def _set_limits(self) -> None:
-        known = self._client.authenticated
-        self.decoder.limits = (
-            Limits(max_bulk=self._server.config.max_bulk) if known else BEFORE_AUTH
-        )
+        self._outbox.fill(slot, reply, self._client.proto)
 
     def _read(self, wanted: bool) -> None:
         if wanted != self._reading and not self._transport.is_closing():

@@ -2,8 +2,9 @@
 
 A request takes a slot at once; the slot is filled when its reply is known. What is ready at the
 head is written piece by piece, and no piece is made before the transport wants it: a slow reader
-costs the socket buffer and nothing more. Nor is one client's reply made in one go: a flush ends
-after a TURN, so that converting gigabytes for a fast reader does not keep the others waiting.
+costs the socket buffer, and what it has asked for stays in memory until it has taken it: `owed`
+says how much that is. Nor is one client's reply made in one go: a flush ends after a TURN, so that
+converting gigabytes for a fast reader does not keep the others waiting.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ import asyncio
 from collections import deque
 from collections.abc import Iterator
 
+from pion_server.wire.encode import encode_reply
 from pion_server.wire.limits import BY_REFERENCE
-from pion_server.wire.values import Payload
+from pion_server.wire.values import Payload, Reply, Stream
 
 # Largest piece handed to the transport at once: a transport that copies what the socket did not
 # take (asyncio's own, before Python 3.12) then copies no more than this.
@@ -25,10 +27,20 @@ TURN = 1 << 20
 class Slot:
     """The place of one reply; `pieces` is None until it is known."""
 
-    __slots__ = ("pieces",)
+    __slots__ = ("owed", "pieces")
 
     def __init__(self) -> None:
         self.pieces: Iterator[Payload] | None = None
+        self.owed = 0  # bytes of stored payload that it keeps in memory
+
+
+def payload_bytes(reply: Reply) -> int:
+    """What a reply refers to of stored rows and values, in bytes."""
+    if isinstance(reply, Stream):
+        return reply.nbytes
+    if isinstance(reply, list):
+        return sum(map(payload_bytes, reply))
+    return len(reply) if isinstance(reply, memoryview) else 0
 
 
 class Outbox:
@@ -39,16 +51,22 @@ class Outbox:
         self._slots: deque[Slot] = deque()
         self._unsent: memoryview | None = None  # rest of a piece larger than PIECE
         self.writable = True  # the transport's pause_writing / resume_writing
+        self.owed = 0  # payload_bytes of all replies that are not yet wholly with the transport
 
     def __len__(self) -> int:
         """Replies that are not yet wholly with the transport."""
         return len(self._slots)
 
     def reserve(self) -> Slot:
-        """The next slot; fill `slot.pieces` and flush."""
+        """The next slot, to be filled."""
         slot = Slot()
         self._slots.append(slot)
         return slot
+
+    def fill(self, slot: Slot, reply: Reply, proto: int) -> None:
+        """The reply that belongs there, in RESP2 or RESP3. Flush afterwards."""
+        slot.pieces, slot.owed = encode_reply(reply, proto), payload_bytes(reply)
+        self.owed += slot.owed
 
     def flush(self) -> bool:
         """Write what is ready for as long as the transport takes it, or until the turn is over;
@@ -74,7 +92,7 @@ class Outbox:
         while self._slots and (pieces := self._slots[0].pieces) is not None:
             piece = next(pieces, None)
             if piece is None:
-                self._slots.popleft()
+                self.owed -= self._slots.popleft().owed
             elif len(piece) <= PIECE:
                 return piece
             else:

@@ -4,41 +4,44 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import resource
 import secrets
 import signal
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 from pion_server.commands.context import Server
 from pion_server.commands.dispatcher import Dispatcher
 from pion_server.commands.keys import sweep
-from pion_server.config import Config
+from pion_server.config import Config, is_loopback
 from pion_server.errors import PionError
 from pion_server.net.connection import Connection
-from pion_server.stats import Stats
-from pion_server.store.store import Store
+from pion_server.net.lobby import ROOM, Lobby
+from pion_server.net.tls import server_context
+from pion_server.tenants import Tenants
 
 log = logging.getLogger(__name__)
 
 SWEEP_SECONDS = 0.1  # how often expired keys are looked for, as in Redis (hz 10)
 STOP_SECONDS = 1.0  # how long replies that are on their way may take once the server stops
-# Each connection is one; the usual soft limits, 256 on macOS and 1,024 on Linux, are soon reached.
-# No higher, since macOS takes no more than 10,240 whatever its hard limit says.
-OPEN_FILES = 10_000
+# Open files beside those of connections: libraries, the listener, logs.
+SPARE_FILES = 200
+# What macOS lets a process have, whatever its hard limit says.
+MACOS_FILES = 10_240
 
 
 class PionServer:
     """One listening socket and everything behind it."""
 
     def __init__(self, config: Config) -> None:
-        self.state = Server(config, Store(), Stats(), run_id=secrets.token_hex(20))
+        self._tls = server_context(config)
+        self._lobby = Lobby()
+        self.state = Server(config, Tenants(config), run_id=secrets.token_hex(20))
         self._dispatcher = Dispatcher(self.state)
         # Conversions release the GIL; more threads than this only fight over memory bandwidth.
         self._executor = ThreadPoolExecutor(max_workers=2, thread_name_prefix="pion-convert")
         self._connections: set[Connection] = set()
-        self._ids = itertools.count(1)
 
     async def start(self) -> None:
         """Listen. Raises PionError, naming address and cause, where that is not possible."""
@@ -52,6 +55,8 @@ class PionServer:
             raise PionError(f"cannot listen on {config.host}:{config.port}: {reason}") from error
         self.state.port = self._listener.sockets[0].getsockname()[1]
         self._sweeper = asyncio.create_task(self._keep_house())
+        if self._tls is None and not is_loopback(config.host):
+            log.warning("passwords and prefixes travel in the clear: no --tls-cert is given")
         log.info("pion-server listening on %s:%d", config.host, self.state.port)
 
     async def stop(self) -> None:
@@ -70,9 +75,8 @@ class PionServer:
         log.info("pion-server stopped")
 
     def _accept(self) -> Connection:
-        connection = Connection(
-            self._dispatcher, next(self._ids), self._executor, self._connections.discard
-        )
+        forget = self._connections.discard
+        connection = Connection(self._dispatcher, self._executor, self._lobby, self._tls, forget)
         self._connections.add(connection)
         return connection
 
@@ -80,22 +84,44 @@ class PionServer:
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
             try:
-                sweep(self.state)
+                for tenant in self.state.tenants:
+                    sweep(tenant)
+                    await asyncio.sleep(0)  # a thousand tenants are not one turn of the loop
             except Exception:
                 log.exception("sweeping expired keys failed; this is a defect of the server")
 
 
-def allow_open_files() -> None:
-    """Raise the soft limit on open files to OPEN_FILES, as far as the hard one permits."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+def within_open_files(config: Config) -> Config:
+    """Raise the soft limit on open files, 256 on macOS and 1,024 on Linux, to what --maxclients
+    takes; where the system does not allow that, have fewer clients. Raises PionError where that
+    leaves none."""
+    beside = ROOM + SPARE_FILES
+    allowed = raise_open_files(config.maxclients + beside)
+    fits = allowed - beside
+    if fits >= config.maxclients:
+        return config
+    if fits < max(1, len(config.everyone)):
+        raise PionError(f"{allowed} open files are too few (ulimit -n): {beside + 1} are needed")
+    log.warning("--maxclients is %d here: the limit on open files is %d", fits, allowed)
+    return config.model_copy(update={"maxclients": fits})
+
+
+def raise_open_files(wanted: int) -> int:
+    """The soft limit on open files, raised towards `wanted` as far as it goes."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = (sys.maxsize if n == resource.RLIM_INFINITY else n for n in limits)
+    for limit in (min(wanted, hard), min(wanted, hard, MACOS_FILES)):
+        if soft >= limit:
+            break
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limits[1]))
+            return limit
+    return soft
 
 
 async def serve(config: Config) -> None:
     """Run a server until SIGTERM or SIGINT."""
-    allow_open_files()
+    config = within_open_files(config)
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
     for signum in (signal.SIGTERM, signal.SIGINT):

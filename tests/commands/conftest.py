@@ -7,22 +7,28 @@ from typing import Any
 
 import pytest
 
-from pion_server.commands.context import Client, Server
+from pion_server.commands.context import Server
 from pion_server.commands.dispatcher import Dispatcher
 from pion_server.config import Config
-from pion_server.stats import Stats
-from pion_server.store.store import Store
+from pion_server.tenants import Client, Tenant, Tenants
 
 
 class Session:
     """One client of a server of its own; call it with a command's words."""
 
     def __init__(self, **options: Any) -> None:
-        self.server = Server(Config(**options), Store(), Stats())
-        locked = self.server.config.requirepass is not None
-        self.client = Client(1, "127.0.0.1:5", "127.0.0.1:1974", authenticated=not locked)
-        self.server.clients[1] = self.client
+        config = Config(**options)
+        self.server = Server(config, Tenants(config))
+        self.client = Client("127.0.0.1:5", "127.0.0.1:1974")
+        if self.server.tenants.open:
+            self.server.tenants.open.admit(self.client)
         self._dispatcher = Dispatcher(self.server)
+
+    @property
+    def tenant(self) -> Tenant:
+        """The one it is logged in as."""
+        assert self.client.tenant is not None
+        return self.client.tenant
 
     def __call__(self, *words: bytes | str | memoryview) -> Any:
         args = [word.encode() if isinstance(word, str) else word for word in words]

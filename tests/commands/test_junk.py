@@ -50,7 +50,7 @@ def test_a_small_budget_holds_whatever_is_asked(
     for words in requests:
         reply = answer(session, words)
         assert not isinstance(reply, PionError) or "internal error" not in str(reply), words
-        assert session.server.store.bytes_used <= 200
+        assert session.tenant.store.bytes_used <= 200
 
 
 @pytest.mark.parametrize("name", sorted(TABLE))

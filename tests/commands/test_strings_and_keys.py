@@ -59,7 +59,7 @@ def test_an_expired_key_that_is_still_held_is_absent(
     session: Any, words: list[str], reply: Any
 ) -> None:
     session("SET", "k", "old", "PXAT", LONG_AGO)
-    assert session.server.store.keys.count(0) == 1
+    assert session.tenant.store.keys.count(0) == 1
     assert session(*words) == reply
 
 
@@ -74,10 +74,10 @@ def test_a_sweep_is_bounded_and_counts(session: Any) -> None:
     for number in range(many):
         session("SET", f"{number}", "v", "PXAT", LONG_AGO)
     session("SET", "stays", "v", "EX", "100")
-    assert sweep(session.server) == SWEEP_KEYS
-    assert sweep(session.server) == 50
-    assert sweep(session.server) == 0
-    assert session.server.stats.expired == many
+    assert sweep(session.tenant) == SWEEP_KEYS
+    assert sweep(session.tenant) == 50
+    assert sweep(session.tenant) == 0
+    assert session.tenant.stats.expired == many
     assert session("KEYS", "*") == [b"stays"]
 
 
@@ -92,7 +92,7 @@ def test_hits_and_misses_count_keys_that_were_asked_for(session: Any) -> None:
     session("MGET", "k", "none", "k")
     session("GET", "none")
     session("EXISTS", "k")
-    assert (session.server.stats.key_hits, session.server.stats.key_misses) == (2, 2)
+    assert (session.tenant.stats.key_hits, session.tenant.stats.key_misses) == (2, 2)
 
 
 def test_mset_that_does_not_fit_sets_nothing_and_evicts_nothing(
@@ -123,4 +123,4 @@ def test_the_least_recently_used_key_goes_first(open_session: Callable[..., Any]
     session("GET", "a")
     session("SET", "d", b"v" * 300)
     assert sorted(session("KEYS", "*")) == [b"a", b"c", b"d"]
-    assert session.server.stats.evicted == 1
+    assert session.tenant.stats.evicted == 1

@@ -1,0 +1,129 @@
+"""Tenants: whose store a connection works on.
+
+A tenant is a store of its own, with counters, a memory limit, and connections. AUTH picks one, and
+a command sees nothing but that one, so there is no check that a command could forget. Without
+--tenant and --requirepass there is one, `default`, and everybody is it without AUTH.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from itertools import count
+
+from pion_server.config import DEFAULT_TENANT, MAX_SECRET, Config
+from pion_server.errors import PionError
+from pion_server.stats import Stats
+from pion_server.store.budget import Budget, make_room
+from pion_server.store.mutations import Mutation
+from pion_server.store.store import Store
+
+
+@dataclass(slots=True, eq=False)
+class Client:
+    """One connection as the commands see it (net/connection.py owns the socket)."""
+
+    address: str
+    local_address: str
+    id: int = 0  # counted by its tenant: a number for all would tell how many others there are
+    tenant: Tenant | None = None  # None until it has logged in
+    created: float = field(default_factory=time.time)
+    last_active: float = field(default_factory=time.time)
+    last_command: str = ""
+    proto: int = 2
+    db: int = 0
+    name: bytes = b""
+    library: dict[str, bytes] = field(default_factory=dict)
+    no_evict: bool = False
+    closing: bool = False  # close once the reply is out
+
+
+@dataclass(slots=True, eq=False)
+class Tenant:
+    """A store, and what goes with it. `limit`: bytes of payload, 0 for no limit; `seats`: how many
+    clients at a time."""
+
+    name: str
+    limit: int = 0
+    seats: int = 1
+    store: Store = field(default_factory=Store, repr=False)
+    stats: Stats = field(default_factory=Stats, repr=False)
+    clients: dict[int, Client] = field(default_factory=dict, repr=False)
+    _ids: Iterator[int] = field(default_factory=lambda: count(1), repr=False)
+
+    def apply(self, mutation: Mutation) -> int:
+        """Make room for the mutation within the limit, then carry it out: the one choke point
+        through which state changes. Returns what Store.apply returns."""
+        for unit in make_room(self.store, Budget(self.limit), mutation):
+            self.stats.evicted += self.store.apply(unit)
+        return self.store.apply(mutation)
+
+    def admit(self, client: Client) -> None:
+        """Make a client this tenant's. Raises PionError, in Redis' words, where its seats are
+        taken; the client is to be closed then."""
+        if client.tenant is self:
+            return
+        if len(self.clients) >= self.seats:
+            client.closing = True
+            raise PionError("max number of clients reached")
+        dismiss(client)
+        client.tenant, client.id = self, next(self._ids)
+        self.clients[client.id] = client
+        self.stats.connections += 1
+
+
+def dismiss(client: Client) -> None:
+    """The client is no tenant's any more."""
+    if client.tenant is not None:
+        del client.tenant.clients[client.id]
+        client.tenant = None
+
+
+class Tenants:
+    """All tenants of a server. Of secrets only keyed digests are kept here."""
+
+    def __init__(self, config: Config) -> None:
+        self._key = secrets.token_bytes(32)
+        options, limits = config.everyone, limits_of(config)
+        seats = config.maxclients // max(1, len(options))
+        self._logins = [
+            (
+                self._digest(each.name.encode(), each.secret.get_secret_value().encode()),
+                Tenant(each.name, limit, seats),
+            )
+            for each, limit in zip(options, limits, strict=True)
+        ]
+        # The tenant of everybody who comes, where there is no lock.
+        self.open = None if config.locked else Tenant(DEFAULT_TENANT, config.max_memory, seats)
+
+    def __iter__(self) -> Iterator[Tenant]:
+        return iter([self.open] if self.open else [tenant for _, tenant in self._logins])
+
+    def find(self, user: bytes | memoryview, password: bytes | memoryview) -> Tenant | None:
+        """Whose name and secret these are. Takes equally long whether the user, the password or
+        nothing is wrong; with no lock any password will do."""
+        if self.open is not None:
+            return self.open if user == self.open.name.encode() else None
+        guess, found = self._digest(user, password), None
+        for login, tenant in self._logins:
+            if hmac.compare_digest(guess, login):
+                found = tenant  # and on, so that no place in the list is told by the time it takes
+        return found
+
+    def _digest(self, user: bytes | memoryview, password: bytes | memoryview) -> bytes:
+        """Equally long for all. A word beyond MAX_SECRET is cut, and is still none of ours."""
+        words = (bytes(word[: MAX_SECRET + 1]) for word in (user, password))
+        return b"".join(blake2b(word, key=self._key).digest() for word in words)
+
+
+def limits_of(config: Config) -> list[int]:
+    """The memory limit of each tenant with a secret. Those without a quota have even shares of what
+    the others leave of --max-memory, or no limit (0) where there is none."""
+    quotas = [tenant.quota for tenant in config.everyone]
+    left = config.max_memory - sum(quota or 0 for quota in quotas)
+    share = left // quotas.count(None) if config.max_memory and None in quotas else 0
+    return [share if quota is None else quota for quota in quotas]
