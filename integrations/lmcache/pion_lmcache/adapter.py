@@ -46,7 +46,7 @@ def _checked(context: ConnectorContext) -> PionConnector:
     config, backend = context.config, context.local_cpu_backend
     if config is None or backend is None:
         raise ValueError("needs max_local_cpu_size above 0: chunks are received into it")
-    _check_engine(config)
+    check_engine(config)
     options = options_of(context.plugin_name or "pion", config.extra_config or {})
     connector = PionConnector(options, config, backend)
     try:
@@ -71,7 +71,7 @@ def options_of(plugin: str, extra_config: dict[str, Any]) -> Options:
     return parse(given, f"{own}*")
 
 
-def _check_engine(config: LMCacheEngineConfig) -> None:
+def check_engine(config: LMCacheEngineConfig) -> None:
     if config.remote_serde not in (None, "naive"):
         raise ValueError(
             f"remote_serde '{config.remote_serde}' is not supported; leave it out, and name a "
