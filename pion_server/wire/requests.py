@@ -17,6 +17,9 @@ from pion_server.wire.receive import CRLF, NO_BULK, Receiver, integer
 from pion_server.wire.values import Payload
 
 _ARRAY = ord("*")
+# Any web page can make a browser post to a port of its own machine, and the body would be read as
+# commands. As in Redis, the first line that says HTTP ends it; Host comes with every request.
+_HTTP = {b"POST", b"HOST:"}
 # Headers of small bulks by their text: one lookup checks the `$` and the number.
 _SMALL = {b"$%d" % nbytes: nbytes for nbytes in range(1000)}
 _SMALL_HEADER = len(b"$999\r\n")
@@ -76,7 +79,7 @@ class RequestDecoder(Receiver):
                 line = self._take_line(b"\n", "too big inline request")
                 if line is None:
                     return False
-                self._arguments += inline.split(line.removesuffix(b"\r"))
+                self._arguments += _typed_words(line.removesuffix(b"\r"))
             if self._missing or self._arguments:
                 return True
         return False
@@ -131,3 +134,11 @@ class RequestDecoder(Receiver):
             known = self.limits.authenticated
             raise ProtocolError(f"{'invalid' if known else 'unauthenticated'} bulk length")
         return nbytes
+
+
+def _typed_words(line: bytes) -> list[bytes]:
+    """The words of an inline command."""
+    words = inline.split(line)
+    if words and words[0].upper() in _HTTP:
+        raise ProtocolError("this is HTTP, not RESP")
+    return words

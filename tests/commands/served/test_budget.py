@@ -104,7 +104,14 @@ def test_names_alone_can_fill_the_budget(start_pion: Any, connect: Any) -> None:
     raw = connect(start_pion("--max-memory", "100").port)
     assert raw.ask("V.CREATE", "x" * 101, 1).startswith("-OOM ")
     assert raw.ask("KV.PREFIX.REGISTER", "x" * 50, 1, "fp32").startswith("-OOM ")
-    assert raw.ask("KV.PREFIX.REGISTER", "x" * 47, 1, "fp32") == "+OK"
+
+
+def test_sessions_without_a_row_go_as_well(small: Any) -> None:
+    for i in range(600):
+        assert small.ask("V.CREATE", f"{i:04000}", 1) == "+OK"
+    assert used(small) <= LIMIT
+    assert b"evicted_keys:0\r\n" not in small.ask("INFO", "stats")
+    assert small.ask("V.STOREBATCH", f"{599:04000}", 0, 0, 1, bytes(4)) == "+OK"
 
 
 def test_every_command_that_may_say_oom_is_tried_here() -> None:

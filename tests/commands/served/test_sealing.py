@@ -217,10 +217,11 @@ def test_info_counts_what_is_held(start_pion: Any, connect: Any) -> None:
     raw.ask("V.FETCH", b"a_pk", 0, 0)
     raw.ask("KV.PREFIX.FETCH", b"a")
     fields = dict(line.split(b":") for line in raw.ask("KV.PREFIX.INFO").splitlines())
-    assert {name: int(value) for name, value in fields.items()} == {
+    expected = {
         b"registered_prefixes": 2,
         b"total_prefix_tokens": 8,
         b"vstore_sessions": 5,
         b"vstore_total_fetches": 1 + 2 * LAYERS,
         b"vstore_bytes": 4 * 2 * LAYERS * (TOKENS + 5),
     }
+    assert {name: int(fields[name]) for name in expected} == expected
