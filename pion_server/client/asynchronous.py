@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any, Self, TypeVar, cast
 
 from pion_server.client.calls import Call
-from pion_server.client.connecting import connect_async
+from pion_server.client.connecting import connect_async, unreachable
 from pion_server.client.conversation import (
     CLOSED,
     Conversation,
@@ -163,12 +163,20 @@ class Link(asyncio.BufferedProtocol):
     @classmethod
     async def open(cls, endpoint: Endpoint, deadline: Deadline) -> Link:
         """Connect and shake hands. Raises ConnectionFailed, or the server's refusal."""
-        sock = await connect_async(endpoint.place, deadline)
-        link = cls(endpoint.place)
+        place = endpoint.place
+        sock = await connect_async(place, deadline)
+        link = cls(place)
         try:
-            await asyncio.get_running_loop().create_connection(lambda: link, sock=sock)
-        except BaseException:
+            await asyncio.get_running_loop().create_connection(
+                lambda: link,
+                sock=sock,
+                ssl=place.tls,
+                server_hostname=place.host if place.tls else None,
+            )
+        except BaseException as error:
             sock.close()
+            if isinstance(error, OSError):  # of the TLS handshake
+                raise unreachable(place, error) from error
             raise
         opening = handshake(endpoint)
         try:

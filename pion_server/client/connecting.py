@@ -1,4 +1,4 @@
-"""From a place to a connected socket, blocking and awaited.
+"""From a place to a connected socket, blocking and awaited; the blocking one with TLS on top.
 
 Addresses are tried in order, each with its share of the time that is left, so one that swallows
 packets does not keep the next from being tried. The socket is handed out non-blocking.
@@ -7,7 +7,6 @@ packets does not keep the next from being tried. The socket is handed out non-bl
 from __future__ import annotations
 
 import asyncio
-import os
 import queue
 import socket
 import threading
@@ -15,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from pion_server.client.deadline import Deadline
+from pion_server.client.tls import reason
 from pion_server.client.url import Address, Place
 from pion_server.errors import ConnectionFailed
 
@@ -28,16 +28,25 @@ def connect(place: Place, deadline: Deadline) -> socket.socket:
             with _new_socket(place, address) as sock:
                 sock.settimeout(deadline.left() / (len(addresses) - position))
                 sock.connect(address.sockaddr)
-                sock.setblocking(False)
-                return sock
+                ready = _secured(sock, place, deadline)
+                ready.setblocking(False)
+                return ready
         except OSError as error:
             failure = error
     deadline.left()
-    raise _unreachable(place, failure) from failure
+    raise unreachable(place, failure) from failure
+
+
+def _secured(sock: socket.socket, place: Place, deadline: Deadline) -> socket.socket:
+    """The connected socket, encrypted if the place wants it. Raises OSError."""
+    if place.tls is None:
+        return sock
+    sock.settimeout(deadline.left())
+    return place.tls.wrap_socket(sock, server_hostname=place.host)
 
 
 async def connect_async(place: Place, deadline: Deadline) -> socket.socket:
-    """`connect`, awaited."""
+    """A connected socket, without TLS yet. Raises ConnectionFailed or DeadlineExceeded."""
     loop = asyncio.get_running_loop()
     try:
         addresses = await loop.run_in_executor(None, place.resolve)
@@ -54,7 +63,7 @@ async def connect_async(place: Place, deadline: Deadline) -> socket.socket:
         except OSError as error:
             failure = error
     deadline.left()
-    raise _unreachable(place, failure) from failure
+    raise unreachable(place, failure) from failure
 
 
 @contextmanager
@@ -95,7 +104,6 @@ def _unknown(place: Place, failure: OSError | UnicodeError) -> ConnectionFailed:
     return ConnectionFailed(f"cannot find {place}: {failure}")
 
 
-def _unreachable(place: Place, failure: OSError | None) -> ConnectionFailed:
-    # Event loops word the same errno in their own ways.
-    why = os.strerror(failure.errno) if failure and failure.errno else "timed out"
-    return ConnectionFailed(f"cannot reach {place}: {why}")
+def unreachable(place: Place, failure: OSError | None) -> ConnectionFailed:
+    """What to raise where no address of a place could be connected to."""
+    return ConnectionFailed(f"cannot reach {place}: {reason(failure) if failure else 'timed out'}")

@@ -30,6 +30,7 @@ from pion_server.client.conversation import (
 from pion_server.client.deadline import Deadline
 from pion_server.client.methods import Commands
 from pion_server.client.outbox import Outbox
+from pion_server.client.tls import undelivered
 from pion_server.client.url import DEFAULT_URL, Endpoint, Place, parse_url
 from pion_server.errors import ConnectionFailed, PionError
 from pion_server.wire.values import Reply
@@ -185,6 +186,8 @@ class Link:
 
     def _wait(self, sending: bool, deadline: Deadline) -> bool:
         """Wait until there is something to do; whether there may be something to read."""
+        if undelivered(self._socket):
+            return True
         self._poll.modify(self._socket, select.POLLIN | (select.POLLOUT if sending else 0))
         # An hour is short enough for the C int that poll takes; the caller comes again.
         events = self._poll.poll(min(deadline.left(), 3600) * 1000)

@@ -1,18 +1,23 @@
 """`pion://[user:password@]host[:port][/db]`: where a server is, and who we say we are.
 
-User, password and IPv6 zones are percent-decoded. A URL may hold a password, so no error and no
-repr made here shows any part of it beyond scheme, host and port. The scheme picks the transport
-from a table: how the rest of the URL is read, and which sockets can reach the server.
+`pions://` is the same over TLS, and may end in `?ca=FILE&cert=FILE&key=FILE`: the authorities to
+believe instead of the machine's, and a certificate to show. User, password, IPv6 zones and options
+are percent-decoded. A URL may hold a password, so no error and no repr made here shows any part of
+it beyond scheme, host and port. The scheme picks the transport from a table: how the rest of the
+URL is read, and which sockets can reach the server.
 """
 
 from __future__ import annotations
 
 import socket
+import ssl
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from pion_server import DEFAULT_PORT
+from pion_server.client.tls import client_context
 from pion_server.errors import PionError
 
 DEFAULT_URL = f"pion://127.0.0.1:{DEFAULT_PORT}"
@@ -31,6 +36,14 @@ class Place(Protocol):
     """Where a server listens, under one transport. `str()` of it is fit for logs."""
 
     @property
+    def tls(self) -> ssl.SSLContext | None:
+        """How to encrypt the connection, if it is to be."""
+
+    @property
+    def host(self) -> str:
+        """Whom the server's certificate must name."""
+
+    @property
     def socket_options(self) -> tuple[tuple[int, int, int], ...]:
         """(level, option, value) to set before connecting."""
 
@@ -44,6 +57,7 @@ class Tcp:
 
     host: str
     port: int
+    tls: ssl.SSLContext | None = field(default=None, repr=False, compare=False)
 
     @property
     def socket_options(self) -> tuple[tuple[int, int, int], ...]:
@@ -82,12 +96,30 @@ def parse_url(url: str) -> Endpoint:
     if transport is None:
         known = ", ".join(f"{scheme}://" for scheme in TRANSPORTS)
         raise PionError(f"unknown URL scheme; known here: {known}; the form is {_FORM}")
-    if parts.query or parts.fragment:
+    if parts.fragment or (parts.query and not transport.options):
         raise PionError(f"a URL has no ? or # part; {_ENCODE}")
-    return transport(parts)
+    return transport.read(parts, _options(parts.query, transport.options))
 
 
-def _tcp(parts: SplitResult) -> Endpoint:
+def _options(query: str, known: tuple[str, ...]) -> dict[str, str]:
+    """`name=value&...`, each name at most once."""
+    words = [part.partition("=")[::2] for part in query.split("&") if part]
+    options = {name: unquote(value) for name, value in words if value}
+    if len(options) < len(words) or not options.keys() <= set(known):
+        raise PionError(f"behind ? come {', '.join(f'{name}=...' for name in known)}, each once")
+    return options
+
+
+def _tls(parts: SplitResult, options: dict[str, str]) -> Endpoint:
+    if "key" in options and "cert" not in options:
+        raise PionError("key=... goes with cert=...")
+    context = client_context(*(options.get(name) for name in _TLS_OPTIONS))
+    return _tcp(parts, {}, context)
+
+
+def _tcp(
+    parts: SplitResult, options: dict[str, str], tls: ssl.SSLContext | None = None
+) -> Endpoint:
     try:
         host, port = parts.hostname, parts.port
     except ValueError:  # its words may quote the password
@@ -98,7 +130,7 @@ def _tcp(parts: SplitResult) -> Endpoint:
     if user and not password:
         raise PionError(f"a user without a password; the form is {_FORM}")
     return Endpoint(
-        Tcp(unquote(host or "127.0.0.1"), port or DEFAULT_PORT),
+        Tcp(unquote(host or "127.0.0.1"), port or DEFAULT_PORT, tls),
         user or "default",
         password or None,
         _db(parts.path),
@@ -114,4 +146,12 @@ def _db(path: str) -> int:
     return int(number)
 
 
-TRANSPORTS = {"pion": _tcp}
+class Transport(NamedTuple):
+    """How the URLs of one scheme are read, and the options that they may have behind a `?`."""
+
+    read: Callable[[SplitResult, dict[str, str]], Endpoint]
+    options: tuple[str, ...] = ()
+
+
+_TLS_OPTIONS = ("ca", "cert", "key")
+TRANSPORTS = {"pion": Transport(_tcp), "pions": Transport(_tls, _TLS_OPTIONS)}

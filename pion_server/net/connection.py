@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import ssl
-from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Any, cast
 
@@ -20,7 +18,6 @@ from pion_server.commands.registry import Access, Job
 from pion_server.errors import PionError, ProtocolError
 from pion_server.net.lobby import Lobby
 from pion_server.net.outbox import PIECE, Outbox, Slot
-from pion_server.net.tls import secured
 from pion_server.tenants import Client, Tenant, dismiss
 from pion_server.wire.limits import BEFORE_AUTH, Limits
 from pion_server.wire.requests import RequestDecoder
@@ -45,17 +42,14 @@ class Connection(asyncio.BufferedProtocol):
         dispatcher: Dispatcher,
         executor: Executor,
         lobby: Lobby,
-        tls: ssl.SSLContext | None,
-        forget: Callable[[Connection], None],
+        connections: set[Connection],
     ) -> None:
         self._dispatcher = dispatcher
         self._server = dispatcher.server
         self._executor = executor
         self._lobby = lobby
-        self._tls = tls
-        self._forget = forget
+        self._connections = connections
         self._tenant: Tenant | None = None  # whose the client was after its last request
-        self._open = False  # requests can come; not before a TLS handshake is over
         self._busy = False  # a write of this client is being computed
         self._resting = False  # there is work left for the next turn
         self._reading = True
@@ -72,19 +66,18 @@ class Connection(asyncio.BufferedProtocol):
             address=address(transport.get_extra_info("peername")),
             local_address=address(transport.get_extra_info("sockname")),
         )
+        transport.set_write_buffer_limits(high=PIECE)
+        self._outbox = Outbox(transport)
+        self._connections.add(self)
         self._lobby.enter(self)
-        if self._tls is None:
-            self._begin(transport)
-        else:
-            transport.pause_reading()
-            self._handshake = asyncio.create_task(self._secure(transport, self._tls))
+        self._enter()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._ended = True
         self._took_something()
         self._lobby.leave(self)
         dismiss(self._client)
-        self._forget(self)
+        self._connections.discard(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self.decoder.get_buffer()
@@ -97,7 +90,8 @@ class Connection(asyncio.BufferedProtocol):
         """The client will send no more, but may still read: what it asked for is delivered. Not
         over TLS, where asyncio knows no closing of one side."""
         self._ended = True
-        return self._tls is None and bool(self._outbox)
+        encrypted = self._transport.get_extra_info("ssl_object") is not None
+        return bool(self._outbox) and not encrypted
 
     def pause_writing(self) -> None:
         self._outbox.writable = False
@@ -123,26 +117,16 @@ class Connection(asyncio.BufferedProtocol):
 
     # -- coming in ---------------------------------------------------------------------------
 
-    async def _secure(self, transport: asyncio.Transport, context: ssl.SSLContext) -> None:
-        encrypted = await secured(transport, self, context)
-        if encrypted is None:
-            self.connection_lost(None)
-        elif not self._ended:
-            self._begin(encrypted)
-
-    def _begin(self, transport: asyncio.Transport) -> None:
-        """Requests come from here on, and some may have come in already."""
-        transport.set_write_buffer_limits(high=PIECE)
-        self._transport, self._outbox, self._open = transport, Outbox(transport), True
+    def _enter(self) -> None:
+        """Where there is no lock, everybody is the same tenant, as long as there are seats."""
         everyone = self._server.tenants.open
         try:
             if everyone is not None:
                 everyone.admit(self._client)
         except PionError as refusal:
             self._fill(self._outbox.reserve(), refusal)
-            self._ended = True
+            self.close()
         self._settle()
-        self._pump()
 
     def _settle(self) -> None:
         """What goes by whose the client is; nobody's is held to tight limits, in the lobby."""
@@ -160,7 +144,7 @@ class Connection(asyncio.BufferedProtocol):
     # -- requests in, replies out ------------------------------------------------------------
 
     def _pump(self) -> None:
-        if not self._open or self._transport.is_closing():
+        if self._transport.is_closing():
             return
         try:
             while self._may_take_more() and (request := self._next_request()):

@@ -17,6 +17,7 @@ from pion_server.commands.keys import sweep
 from pion_server.config import Config, is_loopback
 from pion_server.errors import PionError
 from pion_server.net.connection import Connection
+from pion_server.net.door import Door, listen
 from pion_server.net.lobby import ROOM, Lobby
 from pion_server.net.tls import server_context
 from pion_server.tenants import Tenants
@@ -45,15 +46,15 @@ class PionServer:
 
     async def start(self) -> None:
         """Listen. Raises PionError, naming address and cause, where that is not possible."""
-        config, loop = self.state.config, asyncio.get_running_loop()
+        config = self.state.config
         try:
-            self._listener = await loop.create_server(
-                self._accept, config.host, config.port, backlog=511
-            )
+            listeners = listen(config.host, config.port)
         except OSError as error:
             reason = error.strerror or str(error)
             raise PionError(f"cannot listen on {config.host}:{config.port}: {reason}") from error
-        self.state.port = self._listener.sockets[0].getsockname()[1]
+        self.state.port = listeners[0].getsockname()[1]
+        self._door = Door(listeners, self._lobby, self._tls, self._new_connection)
+        self._door.open()
         self._sweeper = asyncio.create_task(self._keep_house())
         if self._tls is None and not is_loopback(config.host):
             log.warning("passwords and prefixes travel in the clear: no --tls-cert is given")
@@ -62,7 +63,7 @@ class PionServer:
     async def stop(self) -> None:
         """Take no more connections, let replies out for a moment, close the rest."""
         self._sweeper.cancel()
-        self._listener.close()
+        await self._door.close()
         for connection in list(self._connections):
             connection.close()
         with contextlib.suppress(TimeoutError):
@@ -74,11 +75,8 @@ class PionServer:
         self._executor.shutdown(wait=False, cancel_futures=True)
         log.info("pion-server stopped")
 
-    def _accept(self) -> Connection:
-        forget = self._connections.discard
-        connection = Connection(self._dispatcher, self._executor, self._lobby, self._tls, forget)
-        self._connections.add(connection)
-        return connection
+    def _new_connection(self) -> Connection:
+        return Connection(self._dispatcher, self._executor, self._lobby, self._connections)
 
     async def _keep_house(self) -> None:
         while True:

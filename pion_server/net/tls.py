@@ -1,16 +1,11 @@
-"""TLS: the server's certificate, and the handshake of one connection."""
+"""TLS: the server's certificate."""
 
 from __future__ import annotations
 
-import asyncio
 import ssl
 
 from pion_server.config import Config
 from pion_server.errors import PionError
-
-HANDSHAKE_SECONDS = 10.0
-# How long a peer may take to close its side once ours is closed.
-CLOSING_SECONDS = 5.0
 
 
 def server_context(config: Config) -> ssl.SSLContext | None:
@@ -30,21 +25,3 @@ def server_context(config: Config) -> ssl.SSLContext | None:
             f"cannot use the files of --tls-cert, --tls-key or --tls-ca: {error.strerror or error}"
         ) from error
     return context
-
-
-async def secured(
-    transport: asyncio.Transport, protocol: asyncio.BaseProtocol, context: ssl.SSLContext
-) -> asyncio.Transport | None:
-    """The encrypted transport above `transport`, which is paused; None where the handshake failed:
-    then it is closed, and the protocol may or may not have been told."""
-    try:
-        return await asyncio.get_running_loop().start_tls(
-            transport,
-            protocol,
-            context,
-            server_side=True,
-            ssl_handshake_timeout=HANDSHAKE_SECONDS,
-            ssl_shutdown_timeout=CLOSING_SECONDS,
-        )
-    except OSError:  # all that a peer can do wrong: no TLS, no certificate, too slow, gone
-        return None
