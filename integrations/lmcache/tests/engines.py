@@ -1,16 +1,12 @@
 """A real LMCacheEngine on CPU, whose paged GPU cache is one tensor kv[2, layers, tokens, width].
 
-    python engines.py < job.json      one engine process of test_two_processes.py; prints one JSON
-
 LMCache ships a connector for engines without a GPU, but that one copies nothing.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
-import sys
 import uuid
 from typing import Any
 
@@ -105,27 +101,3 @@ def random_kv(tokens: int, seed: int, dtype: torch.dtype = torch.bfloat16) -> to
 
 def digest(kv: torch.Tensor) -> str:
     return hashlib.sha256(kv.contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
-
-
-def main() -> None:
-    """Store or retrieve what the job says, wait for the end of stdin, and leave without LMCache's
-    own close(), which hangs for some of its clients."""
-    job = json.loads(sys.stdin.readline())
-    tokens = list(range(job["tokens"]))
-    worker = engine(job["settings"])
-    kv = random_kv(len(tokens), job["seed"])
-    if job["role"] == "store":
-        worker.store(tokens, kv=kv)
-        result = {"digest": digest(kv)}
-    else:
-        kv.zero_()
-        found = worker.lookup(tokens)
-        retrieved = int(worker.retrieve(tokens, kv=kv).sum())
-        result = {"found": found, "retrieved": retrieved, "digest": digest(kv)}
-    print(json.dumps(result), flush=True)
-    sys.stdin.read()
-    os._exit(0)
-
-
-if __name__ == "__main__":
-    main()

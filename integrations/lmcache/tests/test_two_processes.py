@@ -1,0 +1,94 @@
+"""Invariant: a second, fresh process finds and retrieves bit for bit the K/V that a first one
+stored: with our connectors, and with LMCache's own clients, unmodified, pointed at Pion.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("lmcache", reason="needs lmcache (Linux): pip install 'pion-kv[lmcache]'")
+pytest.importorskip("glide_sync", reason="needs LMCache's valkey client: valkey-glide-sync")
+
+from integrations.lmcache.tests import engines, managers
+from integrations.lmcache.tests.servers import Server
+
+SCRIPT = Path(__file__).with_name("process.py")
+
+
+def stock(scheme: str) -> Callable[[str], dict[str, Any]]:
+    return lambda url: engines.stock(url.replace("pion", scheme))
+
+
+# Each on a server of its own: some of them use the same keys. The resp:// client comes last: it
+# loses the answer to one look-up in about twenty, whatever the server, and then waits for ever (it
+# asks before it registers who waits for the answer). It may try again, in a new process.
+KINDS: dict[str, tuple[str, Callable[[str], dict[str, Any]]]] = {
+    "pion": ("engine", engines.plugin),
+    "redis": ("engine", stock("redis")),
+    "valkey": ("engine", stock("valkey")),
+    "mp pion": ("manager", managers.plugin),
+    "mp resp": ("manager", managers.resp),
+    "resp": ("engine", stock("resp")),
+}
+HANGS = "resp"
+ATTEMPTS = 6
+
+
+def process(role: str, kinds: list[dict[str, Any]], seconds: float) -> dict[str, Any]:
+    """The results of one process, by kind, as far as it came in this time."""
+    with subprocess.Popen(
+        [sys.executable, str(SCRIPT)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as child:
+        job = json.dumps({"role": role, "kinds": kinds})
+        try:
+            out, err = child.communicate(job, timeout=seconds)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            out, err = child.communicate()
+    results = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
+    assert results or kinds[0]["name"] == HANGS, err
+    return {result.pop("name"): result for result in results}
+
+
+@pytest.fixture(scope="module")
+def kinds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[dict[str, Any]]]:
+    logs = tmp_path_factory.mktemp("servers")
+    servers = {name: Server.pion(logs / name) for name in KINDS}
+    yield [
+        {
+            "name": name,
+            "mode": mode,
+            "url": servers[name].url,
+            "settings": settings(servers[name].url),
+        }
+        for name, (mode, settings) in KINDS.items()
+    ]
+    for server in servers.values():
+        server.finish()
+
+
+@pytest.fixture(scope="module")
+def results(kinds: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """What the two processes saw: {"store": {kind: ...}, "retrieve": {kind: ...}}."""
+    seen = {role: process(role, kinds, 60) for role in ("store", "retrieve")}
+    attempts = 1
+    while HANGS not in seen["retrieve"] and attempts < ATTEMPTS:
+        seen["retrieve"] |= process("retrieve", kinds[-1:], 20)
+        attempts += 1
+    return seen
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_two_processes(results: dict[str, dict[str, Any]], name: str) -> None:
+    assert results["retrieve"][name] == results["store"][name]
