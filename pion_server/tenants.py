@@ -8,19 +8,32 @@ a command sees nothing but that one, so there is no check that a command could f
 from __future__ import annotations
 
 import hmac
+import logging
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import count
+from pathlib import Path
+from typing import TypeAlias
 
 from pion_server.config import DEFAULT_TENANT, MAX_SECRET, Config
 from pion_server.errors import PionError
+from pion_server.journal.commits import Commits, Release
+from pion_server.journal.journal import Journal
+from pion_server.journal.wal import Policy
 from pion_server.stats import Stats
-from pion_server.store.budget import Budget, make_room
+from pion_server.store.budget import Budget, make_room, trim
 from pion_server.store.mutations import Mutation
 from pion_server.store.store import Store
+
+log = logging.getLogger(__name__)
+
+# Payload that may wait for the disk; it counts in nobody's memory limit once it was replaced.
+MAX_BACKLOG = 256 << 20
+
+Wake: TypeAlias = Callable[[], None]
 
 
 @dataclass(slots=True, eq=False)
@@ -53,14 +66,57 @@ class Tenant:
     store: Store = field(default_factory=Store, repr=False)
     stats: Stats = field(default_factory=Stats, repr=False)
     clients: dict[int, Client] = field(default_factory=dict, repr=False)
+    journal: Journal | None = field(default=None, repr=False)  # None: memory only
+    _commits: Commits | None = field(default=None, repr=False)
     _ids: Iterator[int] = field(default_factory=lambda: count(1), repr=False)
+
+    def remember(self, folder: Path, policy: Policy, call: Callable[[Wake], object]) -> None:
+        """Start from what the journal in `folder` holds, and log every change there from now on.
+        `call` runs a function on the event loop, from any thread. Raises PionError where the
+        folder cannot be used."""
+        self.journal, self.store, report = Journal.open(folder, policy)
+        self._commits = commits = Commits(self.journal)
+        self.journal.watch(lambda: call(commits.advance))
+        if report.records:
+            log.info("tenant %s: recovered in %.2f s: %s", self.name, report.seconds, report)
+        for unit in trim(self.store, Budget(self.limit)):
+            self._carry_out(unit)
 
     def apply(self, mutation: Mutation) -> int:
         """Make room for the mutation within the limit, then carry it out: the one choke point
         through which state changes. Returns what Store.apply returns."""
         for unit in make_room(self.store, Budget(self.limit), mutation):
-            self.stats.evicted += self.store.apply(unit)
-        return self.store.apply(mutation)
+            self.stats.evicted += self._carry_out(unit)
+        return self._carry_out(mutation)
+
+    def _carry_out(self, mutation: Mutation) -> int:
+        # In this order and with nothing in between, so that the log leads to what is in memory.
+        result = self.store.apply(mutation)
+        if self.journal is not None:
+            self.journal.append(mutation)
+        return result
+
+    @property
+    def logged(self) -> int:
+        """The number of the last record of the journal, 0 without one."""
+        return self.journal.last if self.journal is not None else 0
+
+    def when_safe(self, release: Release) -> None:
+        """Have `release` called once everything up to `logged` is as safe as --wal-fsync says."""
+        if self._commits is None:
+            release(None)
+        else:
+            self._commits.wait(self.logged, release)
+
+    def refuse_lost_writes(self) -> None:
+        """Raises Misconf while the journal could not keep a write."""
+        refusal = self.journal.refusal() if self.journal is not None else None
+        if refusal is not None:
+            raise refusal
+
+    def is_behind(self) -> bool:
+        """Whether the journal has so much left to write that no more writes should come."""
+        return self.journal is not None and self.journal.backlog_bytes > MAX_BACKLOG
 
     def admit(self, client: Client) -> None:
         """Make a client this tenant's. Raises PionError, in Redis' words, where its seats are

@@ -245,5 +245,6 @@ def info(ctx: Context, raw: list[Payload]) -> Reply:
         "vstore_sessions": held.session_count,
         "vstore_total_fetches": ctx.stats.prefix_fetches,
         "vstore_bytes": held.row_bytes,
+        "wal_bytes": ctx.tenant.journal.wal_bytes if ctx.tenant.journal else 0,
     }
     return "".join(f"{name}:{value}\r\n" for name, value in fields.items())

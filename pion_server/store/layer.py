@@ -2,12 +2,12 @@
 
 A write never touches old bytes: it makes a chunk (the writer's own buffer, not a copy), cuts the
 extents under it, and goes in between. So views given out earlier keep reading what was there.
-Two rules keep that cheap, and both cost amortised O(1) a byte written:
+Two rules keep that cheap, and both cost amortised O(1) for a byte written:
 
 - neighbouring extents that fit into SMALL bytes together become one, by copying; so appending
   token by token makes no more than 2 * nbytes / SMALL + 1 extents;
-- once chunks hold more than twice the bytes that rows still use, the used part is copied out;
-  so overwriting can at most double what a layer keeps in memory.
+- once chunks hold an eighth more than the bytes that rows still use, the used part is copied out;
+  so what is overwritten in part never makes much of a difference to the memory budget.
 """
 
 from __future__ import annotations
@@ -15,11 +15,14 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from pion_server.errors import PionError
 
 # Joining up to here costs a few microseconds, about what Python spends on handling an extent.
 SMALL = 64 * 1024
+# Bytes used for each byte held in vain: less of that means more copying.
+USED_PER_UNUSED = 8
 
 
 @dataclass(slots=True, eq=False)
@@ -48,12 +51,13 @@ class Extent:
 class Layer:
     """Rows of `row_bytes` bytes each, by token id; `index` only names the layer in errors."""
 
-    __slots__ = ("_extents", "held", "index", "row_bytes", "rows")
+    __slots__ = ("_extents", "held", "index", "row_bytes", "rows", "stretches")
 
     def __init__(self, index: int, row_bytes: int) -> None:
         self.index = index
         self.row_bytes = row_bytes
         self.rows = 0
+        self.stretches = 0  # runs of neighbouring rows, in however many extents
         self.held = 0  # bytes of all chunks referenced here, used or not
         self._extents: list[Extent] = []
 
@@ -84,7 +88,7 @@ class Layer:
         before, after = self._extents[max(0, low - 1) : low], self._extents[high : high + 1]
         window = self._joined([*before, *new, *after])
         self._replace(low - len(before), high + len(after), window)
-        if self.held > 2 * self.nbytes:
+        if self.held > self.nbytes + self.nbytes // USED_PER_UNUSED:
             self._replace(0, self.extents, [_owned(e) for e in self._extents])
 
     def covered(self, start: int, end: int) -> int:
@@ -146,6 +150,7 @@ class Layer:
         """Put `extents` in the place of those at [low:high], and keep the counts."""
         old = self._extents[low:high]
         self._extents[low:high] = extents
+        self.stretches += _stretches(extents) - _stretches(old)
         for extent in extents:
             self.held += 0 if extent.chunk.used else extent.chunk.nbytes
             extent.chunk.used += extent.data.nbytes
@@ -154,6 +159,11 @@ class Layer:
             extent.chunk.used -= extent.data.nbytes
             self.held -= 0 if extent.chunk.used else extent.chunk.nbytes
             self.rows -= extent.end - extent.start
+
+
+def _stretches(extents: Sequence[Extent]) -> int:
+    """How many runs of neighbouring rows these are, in token order."""
+    return bool(extents) + sum(a.end != b.start for a, b in pairwise(extents))
 
 
 def _merged(group: list[Extent]) -> Extent:

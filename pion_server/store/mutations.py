@@ -65,7 +65,9 @@ class RegisterPrefix:
 
     On a namespace that is there: the same schemas and fingerprint are required (PionError and
     Mismatch otherwise: stored rows are never dropped by a REGISTER), rows are kept, and each of the
-    other fields replaces the old one unless it is None.
+    other fields replaces the old one unless it is None. `parent`: the namespace that this one goes
+    on from, there or not; eviction takes it after this one. It cannot be one that goes on from this
+    one (PionError).
     """
 
     namespace: bytes
@@ -75,11 +77,12 @@ class RegisterPrefix:
     fingerprint: bytes | None = None
     blocks: BlockTable | None = None
     prefill_ms: float | None = None
+    parent: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class DropPrefix:
-    """The namespace and both of its sessions go."""
+    """The namespace goes, with both sessions and its recurrent states. Its children stay."""
 
     namespace: bytes
 
@@ -89,6 +92,24 @@ class DropSession:
     """A session that belongs to no namespace goes (eviction)."""
 
     sid: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StoreState:
+    """One layer's recurrent state: opaque bytes, kept by reference. Where `sid` is a namespace, it
+    goes with that, also if one of them came before the other."""
+
+    sid: bytes
+    layer: int
+    data: bytes | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class DropState:
+    """The recurrent state of one layer, or of every layer (None)."""
+
+    sid: bytes
+    layer: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +152,8 @@ Mutation: TypeAlias = (
     | RegisterPrefix
     | DropPrefix
     | DropSession
+    | StoreState
+    | DropState
     | SetKey
     | SetExpiry
     | DeleteKeys

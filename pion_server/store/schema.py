@@ -12,6 +12,12 @@ MAX_LAYERS = 4096
 MAX_DIM = 1 << 20
 
 
+def check_layer(index: int) -> None:
+    """Raises PionError where no session could have such a layer."""
+    if not 0 <= index < MAX_LAYERS:
+        raise PionError(f"layer must be between 0 and {MAX_LAYERS - 1}, got {index}")
+
+
 @dataclass(frozen=True, slots=True)
 class LayerFormat:
     """The layout of one layer's rows: `dim` values a row, stored by `codec`."""
@@ -55,8 +61,7 @@ class Schema:
     def layer(self, index: int) -> LayerFormat:
         """The format of layer `index`; raises PionError where there is no such layer."""
         if self.uniform:
-            if not 0 <= index < MAX_LAYERS:
-                raise PionError(f"layer must be between 0 and {MAX_LAYERS - 1}, got {index}")
+            check_layer(index)
             return self.formats[0]
         if not 0 <= index < len(self.formats):
             raise PionError(

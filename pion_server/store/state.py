@@ -1,40 +1,38 @@
 """The tables of the state, and the counts that go with them.
 
-Only the rules of `Store.apply` (rules.py) change them. For eviction the units are kept in order of
-use. A unit is what goes as a whole (a namespace with both sessions, a session without one, a plain
-key), written as the mutation that drops it.
+Only the rules of `Store.apply` (rules.py) change them.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from typing import TypeAlias
-
 from pion_server.store.keys import Keys
-from pion_server.store.mutations import DeleteKeys, DropPrefix, DropSession
+from pion_server.store.mutations import DropPrefix, DropSession, DropState
 from pion_server.store.prefixes import Prefix
+from pion_server.store.recency import Recency
+from pion_server.store.recurrent import Recurrent
 from pion_server.store.schema import Schema
 from pion_server.store.session import Session
-
-Unit: TypeAlias = DropPrefix | DropSession | DeleteKeys  # the last with one key
+from pion_server.store.units import Unit
 
 
 class State:
-    """Namespaces, sessions and plain keys."""
+    """Namespaces, sessions, recurrent states and plain keys."""
 
     def __init__(self) -> None:
         self.sessions: dict[bytes, Session] = {}
         self.prefixes: dict[bytes, Prefix] = {}
+        self.recurrent: dict[bytes, Recurrent] = {}
         self.keys = Keys()
-        self.recency: OrderedDict[Unit, None] = OrderedDict()  # least recently used first
+        self.recency = Recency()
         self.row_bytes = 0  # of all rows, as they are stored
-        self.label_bytes = 0  # names of sessions, and block tables
+        self._bytes = 0  # what all sessions, namespaces and recurrent states count for
 
     @property
     def bytes_used(self) -> int:
-        """What the memory budget is about: rows, block tables, values, names of sessions and
-        keys. Rows that were overwritten in part can hold as much again (layer.py)."""
-        return self.row_bytes + self.label_bytes + self.keys.nbytes
+        """What the memory budget is about: rows, values, block tables, states, names, and about
+        what Python takes to keep them. Where rows were overwritten in part, an eighth more may be
+        held (layer.py)."""
+        return self._bytes + self.keys.nbytes
 
     @property
     def session_count(self) -> int:
@@ -49,27 +47,50 @@ class State:
         """The lengths of all prefixes together."""
         return sum(prefix.tokens for prefix in self.prefixes.values())
 
+    @property
+    def recurrent_count(self) -> int:
+        """Blobs of recurrent state."""
+        return sum(len(each.blobs) for each in self.recurrent.values())
+
+    @property
+    def recurrent_bytes(self) -> int:
+        """What these blobs hold."""
+        return sum(each.blob_bytes for each in self.recurrent.values())
+
+    def parent(self, namespace: bytes) -> bytes | None:
+        """The namespace that this one goes on from."""
+        unit = self.recency.parent(DropPrefix(namespace))
+        return unit.namespace if isinstance(unit, DropPrefix) else None
+
     def size(self, unit: Unit) -> int:
         """The bytes that dropping a unit gives back."""
-        if isinstance(unit, DropPrefix):
-            return self.prefixes[unit.namespace].nbytes
-        if isinstance(unit, DropSession):
-            return self.sessions[unit.sid].nbytes
-        return self.keys.size(unit.db, unit.keys[0])
-
-    def touch(self, unit: Unit) -> None:
-        """Make a unit the most recently used one; one that is not there is passed over."""
-        if unit in self.recency:
-            self.recency.move_to_end(unit)
+        match unit:
+            case DropPrefix(namespace):
+                recurrent = self.recurrent.get(namespace)
+                return self.prefixes[namespace].nbytes + (recurrent.nbytes if recurrent else 0)
+            case DropSession(sid):
+                return self.sessions[sid].nbytes
+            case DropState(sid):
+                return self.recurrent[sid].nbytes
+        return sum(self.keys.size(unit.db, key) for key in unit.keys)
 
     def open(self, sid: bytes, schema: Schema, unit: DropPrefix | DropSession) -> Session:
         """Enter a new session that goes with `unit`."""
         session = self.sessions[sid] = Session(sid, schema, unit)
-        self.label_bytes += len(sid)
+        self.recount(session.nbytes)
         return session
 
     def close(self, session: Session) -> None:
         """Take a session and its rows out."""
         del self.sessions[session.sid]
-        self.label_bytes -= len(session.sid)
         self.row_bytes -= session.row_bytes
+        self.recount(-session.nbytes)
+
+    def recount(self, nbytes: int) -> None:
+        """Sessions, namespaces and recurrent states count for `nbytes` more."""
+        self._bytes += nbytes
+
+
+def sessions_of(unit: Unit) -> int:
+    """How many sessions go with a unit."""
+    return {DropPrefix: 2, DropSession: 1}.get(type(unit), 0)

@@ -25,6 +25,7 @@ from pion_server.store.mutations import (
     StoreRows,
 )
 from pion_server.store.schema import LayerFormat, Schema
+from pion_server.store.session import SESSION_BYTES
 from pion_server.store.store import Store
 
 K = Schema.same(LayerFormat(by_name("fp16"), 4))
@@ -114,10 +115,10 @@ def test_one_missing_row_is_no_hit_until_it_comes(side: str, layer: int, row: in
             if start < end:
                 store.apply(StoreRows((make(layer, start, end - start),)))
     assert not hit(store)
-    assert store.match([b"ns"], None) == 0
+    assert store.match([b"ns"], None, 0) == 0
     store.apply(StoreRows((make(layer, row, 1),)))
     assert hit(store)
-    assert store.match([b"ns"], None) == 1
+    assert store.match([b"ns"], None, 0) == 1
 
 
 def test_rows_beyond_the_declaration_do_not_stand_in_for_missing_ones() -> None:
@@ -183,7 +184,7 @@ def test_register_adopts_bare_sessions_with_their_rows() -> None:
     store.apply(StoreRows((k_rows(0, 0, 3),)))
     used = store.bytes_used
     assert store.apply(register()) == 1
-    assert store.bytes_used == used + len(b"ns_pv")
+    assert store.bytes_used == used + SESSION_BYTES + len(b"ns_pv")
     assert list(store.recency) == [DropPrefix(b"ns")]
     assert store.prefixes[b"ns"].tokens == 3
     store.apply(DropPrefix(b"ns"))
@@ -248,8 +249,8 @@ def test_a_fingerprint_cannot_be_given_to_rows_of_unknown_origin() -> None:
     store.apply(register())
     with pytest.raises(Mismatch):
         store.apply(register(fingerprint=b"f"))
-    assert store.match([b"ns"], None) == 1
-    assert store.match([b"ns"], b"f") == 0
+    assert store.match([b"ns"], None, 0) == 1
+    assert store.match([b"ns"], b"f", 0) == 0
 
 
 def test_a_match_ends_at_the_first_namespace_that_is_no_hit() -> None:
@@ -258,7 +259,7 @@ def test_a_match_ends_at_the_first_namespace_that_is_no_hit() -> None:
     for ns in chain:
         declared = Declaration(1, 1) if ns == b"3" else None
         store.apply(register(namespace=ns, fingerprint=b"f", declared=declared))
-    assert store.match(chain, None) == 3
-    assert store.match(chain, b"f") == 3
-    assert store.match(chain, b"g") == 0
-    assert store.match([b"4", b"nowhere", b"0"], None) == 1
+    assert store.match(chain, None, 0) == 3
+    assert store.match(chain, b"f", 0) == 3
+    assert store.match(chain, b"g", 0) == 0
+    assert store.match([b"4", b"nowhere", b"0"], None, 0) == 1

@@ -4,7 +4,6 @@ included (they change nothing), and its byte counts, hits and eviction units equ
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from itertools import islice
 
 import numpy as np
 import pytest
@@ -13,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from pion_server.codecs.table import by_name
-from pion_server.errors import Mismatch, OutOfMemory, PionError
-from pion_server.store.budget import make_room
+from pion_server.errors import Mismatch, PionError
+from pion_server.store.keys import KEY_BYTES
 from pion_server.store.mutations import (
     BlockTable,
     CreateSession,
@@ -22,6 +21,7 @@ from pion_server.store.mutations import (
     DeleteKeys,
     DropPrefix,
     DropSession,
+    DropState,
     FlushDb,
     Mutation,
     RegisterPrefix,
@@ -29,10 +29,14 @@ from pion_server.store.mutations import (
     SetExpiry,
     SetKey,
     StoreRows,
+    StoreState,
 )
+from pion_server.store.recurrent import BLOB_BYTES, SID_BYTES
 from pion_server.store.schema import MAX_LAYERS, LayerFormat, Schema
-from pion_server.store.state import Unit
+from pion_server.store.session import SESSION_BYTES, STRETCH_BYTES
+from pion_server.store.state import sessions_of
 from pion_server.store.store import Store
+from pion_server.store.units import Unit, key_unit
 
 DIM = 32
 FP16, FP32 = (LayerFormat(by_name(name), DIM) for name in ("fp16", "fp32"))
@@ -44,7 +48,8 @@ TOKENS = 12
 schemas = st.sampled_from(SCHEMAS)
 namespaces = st.sampled_from(NAMESPACES)
 fingerprints = st.sampled_from((None, None, b"f", b"g"))
-names = st.sampled_from([b"x", b"y", b"long name" * 9])
+parents = st.sampled_from((None, *NAMESPACES, b"absent"))
+names = st.sampled_from([b"x", b"y", b"long name" * 9, b"c@kv_bytes", b"c@metadata"])
 
 
 @dataclass
@@ -53,7 +58,9 @@ class ModelSession:
     rows: dict[tuple[int, int], bytes] = field(default_factory=dict)
 
     def nbytes(self, sid: bytes) -> int:
-        return len(sid) + sum(map(len, self.rows.values()))
+        stretches = sum((layer, row - 1) not in self.rows for layer, row in self.rows)
+        rows = sum(map(len, self.rows.values()))
+        return SESSION_BYTES + len(sid) + rows + stretches * STRETCH_BYTES
 
 
 @dataclass
@@ -62,6 +69,7 @@ class ModelPrefix:
     declared: Declaration | None = None
     prefill_ms: float | None = None
     hashes: np.ndarray | None = None
+    parent: bytes | None = None
 
 
 def sides(ns: bytes) -> tuple[bytes, bytes]:
@@ -74,6 +82,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.store = Store()
         self.sessions: dict[bytes, ModelSession] = {}
         self.prefixes: dict[bytes, ModelPrefix] = {}
+        self.states: dict[bytes, dict[int, bytes]] = {}
         self.keys: dict[tuple[int, bytes], tuple[bytes, int | None]] = {}
         self.views: list[tuple[tuple[memoryview, ...], bytes]] = []
         self.writes = 0
@@ -91,12 +100,16 @@ class StoreMachine(RuleBasedStateMachine):
         """What dropping a unit does to the model."""
         if isinstance(unit, DropPrefix):
             del self.prefixes[unit.namespace]
+            self.states.pop(unit.namespace, None)
             for sid in sides(unit.namespace):
                 del self.sessions[sid]
         elif isinstance(unit, DropSession):
             del self.sessions[unit.sid]
+        elif isinstance(unit, DropState):
+            del self.states[unit.sid]
         else:
-            del self.keys[unit.db, unit.keys[0]]
+            for key in unit.keys:
+                self.keys.pop((unit.db, key), None)
 
     # Rules
 
@@ -104,8 +117,9 @@ class StoreMachine(RuleBasedStateMachine):
     def begin(self, keys: Schema, values: Schema, bare: Schema) -> None:
         """A random walk from nothing would seldom get to rows."""
         self.create(b"bare", bare)
-        self.register(b"a", keys, values, Declaration(2, 3), b"f", [5, 4], 1.5)
-        self.register(b"b", values, keys, None, None, None, None)
+        self.register(b"a", keys, values, Declaration(2, 3), b"f", [5, 4], 1.5, None)
+        self.register(b"b", values, keys, None, None, None, None, b"a")
+        self.store_state(b"a", 0, b"state")
         self.set_key(0, b"x", b"value", False, 5)
 
     @rule(sid=st.sampled_from(SIDS), schema=schemas)
@@ -129,6 +143,7 @@ class StoreMachine(RuleBasedStateMachine):
         fingerprint=fingerprints,
         hashes=st.none() | st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=5),
         prefill_ms=st.none() | st.floats(0, 1e6),
+        parent=parents,
     )
     def register_anything(self, ns, keys, values, **options) -> None:
         self.register(ns, keys, values, **options)
@@ -138,21 +153,27 @@ class StoreMachine(RuleBasedStateMachine):
         declared=st.none() | st.builds(Declaration, st.just(2), st.integers(1, 5)),
         fingerprint=fingerprints,
         prefill_ms=st.none() | st.just(0.0),
+        parent=parents,
     )
-    def register_again(self, ns, declared, fingerprint, prefill_ms) -> None:
+    def register_again(self, ns, declared, fingerprint, prefill_ms, parent) -> None:
         """With the layout that is there, if one is."""
         keys, values = (
             self.sessions[sid].schema if sid in self.sessions else SCHEMAS[0] for sid in sides(ns)
         )
-        self.register(ns, keys, values, declared, fingerprint, None, prefill_ms)
+        self.register(ns, keys, values, declared, fingerprint, None, prefill_ms, parent)
 
-    def register(self, ns, keys, values, declared, fingerprint, hashes, prefill_ms) -> None:
+    def register(self, ns, keys, values, declared, fingerprint, hashes, prefill_ms, parent) -> None:
         array = None if hashes is None else np.array(hashes, np.uint64)
         blocks = None if array is None else BlockTable(256, array)
-        mutation = RegisterPrefix(ns, keys, values, declared, fingerprint, blocks, prefill_ms)
+        mutation = RegisterPrefix(
+            ns, keys, values, declared, fingerprint, blocks, prefill_ms, parent
+        )
         there = self.prefixes.get(ns)
-        impossible = declared and not (
-            declared.tokens and all(fits(declared.layers, schema) for schema in (keys, values))
+        impossible = ns in self.lineage(parent) or (
+            declared
+            and not (
+                declared.tokens and all(fits(declared.layers, schema) for schema in (keys, values))
+            )
         )
         other_layout = any(
             sid in self.sessions and self.sessions[sid].schema != schema
@@ -171,8 +192,18 @@ class StoreMachine(RuleBasedStateMachine):
             self.sessions.setdefault(sid, ModelSession(schema))
         prefix = self.prefixes.setdefault(ns, ModelPrefix(fingerprint))
         prefix.declared = declared or prefix.declared
+        prefix.parent = prefix.parent if parent is None else parent
         prefix.prefill_ms = prefix.prefill_ms if prefill_ms is None else prefill_ms
         prefix.hashes = prefix.hashes if array is None else array
+
+    def lineage(self, namespace: bytes | None) -> list[bytes]:
+        """The namespace and what it goes on from."""
+        found = []
+        while namespace is not None:
+            found.append(namespace)
+            prefix = self.prefixes.get(namespace)
+            namespace = prefix.parent if prefix else None
+        return found
 
     @rule(
         data=st.data(),
@@ -232,15 +263,47 @@ class StoreMachine(RuleBasedStateMachine):
         words = np.arange(count * size // 4, dtype="<u4") + (self.writes << 12)
         return RowBlock(sid, layer, start, count, memoryview(bytearray(words.tobytes())))
 
+    @rule(
+        sid=st.sampled_from([*NAMESPACES, b"bare"]),
+        layer=st.sampled_from([0, 1, 1, MAX_LAYERS - 1, MAX_LAYERS, -1]),
+        blob=st.binary(max_size=50),
+    )
+    def store_state(self, sid, layer, blob) -> None:
+        data = memoryview(bytearray(blob)) if len(blob) % 2 else blob
+        if not 0 <= layer < MAX_LAYERS:
+            self.apply(StoreState(sid, layer, data), PionError)
+            return
+        assert self.apply(StoreState(sid, layer, data)) == 1
+        self.states.setdefault(sid, {})[layer] = blob
+
+    @rule(sid=st.sampled_from([*NAMESPACES, b"bare"]), layer=st.sampled_from([None, 0, 1]))
+    def drop_state(self, sid, layer) -> None:
+        held = self.states.get(sid, {})
+        gone = [each for each in held if layer in (None, each)]
+        assert self.apply(DropState(sid, layer)) == len(gone)
+        for each in gone:
+            del held[each]
+        if not held:
+            self.states.pop(sid, None)
+
     @rule(data=st.data(), really=st.integers(0, 3))
     def drop(self, data, really) -> None:
         """One of the units, or a prefix, session or key that is not there."""
         absent = [DropPrefix(b"no"), DropSession(b"no"), DeleteKeys(0, (b"no", b"no"))]
         unit = data.draw(st.sampled_from(absent if really else list(self.store.recency) or absent))
-        there = unit not in absent
-        assert self.apply(unit) == there
-        if there:
-            self.forget(unit)
+        if unit in absent:
+            assert self.apply(unit) == 0
+        else:
+            self.evict(unit)
+
+    def evict(self, unit: Unit) -> None:
+        """Drop a unit that is there; it gives back what it counts for, and all of it goes."""
+        used, sessions = self.store.bytes_used, self.store.session_count
+        size = self.store.size(unit)
+        assert self.apply(unit)
+        self.forget(unit)
+        assert self.store.bytes_used == used - size
+        assert self.store.session_count == sessions - sessions_of(unit)
 
     @precondition(lambda self: self.prefixes)
     @rule(data=st.data(), side=st.integers(0, 1))
@@ -296,30 +359,6 @@ class StoreMachine(RuleBasedStateMachine):
         for at in gone:
             del self.keys[at]
 
-    @precondition(lambda self: self.sessions)
-    @rule(data=st.data())
-    def write_under_a_budget(self, data) -> None:
-        """Grow one session; whatever is evicted is whole, and oldest first."""
-        sid = data.draw(st.sampled_from(sorted(self.sessions)))
-        mutation = StoreRows((self.block(sid, 0, 0, TOKENS),))
-        before, used = list(self.store.recency), self.store.bytes_used
-        growth = self.store.plan(mutation).growth
-        order = [unit for unit in before if unit != self.store.sessions[sid].unit]
-        evictable = sum(map(self.store.size, order))
-        shortage = data.draw(st.integers(0, evictable + 1))
-        budget = max(1, used + growth - shortage)
-        fits = growth == 0 or used + growth - evictable <= budget
-        if not fits:
-            with pytest.raises(OutOfMemory):
-                make_room(self.store, budget, mutation)
-            return
-        evicted = make_room(self.store, budget, mutation)
-        assert set(before) - set(self.store.recency) == set(order[:evicted])
-        for unit in order[:evicted]:
-            self.forget(unit)
-        if growth:
-            assert self.store.bytes_used + growth <= budget
-
     @rule(data=st.data(), count=st.integers(0, 4))
     def read_anywhere(self, data, count) -> None:
         sid = data.draw(st.sampled_from([*sorted(self.sessions), b"nowhere"]))
@@ -358,9 +397,10 @@ class StoreMachine(RuleBasedStateMachine):
             if not there or not self.sealed(ns) or fingerprint not in (None, there.fingerprint):
                 break
             hits += 1
-        assert self.store.match(order, fingerprint) == hits
-        recent = list(islice(reversed(self.store.recency), hits))
-        assert recent == [DropPrefix(ns) for ns in order[:hits]]
+        assert self.store.match(order, fingerprint, 0) == hits
+        ours = {DropPrefix(ns) for ns in order[:hits]}
+        used = [unit for unit in self.store.recency if unit in ours]
+        assert used == [DropPrefix(ns) for ns in reversed(order[:hits])]
 
     # Invariants
 
@@ -392,12 +432,20 @@ class StoreMachine(RuleBasedStateMachine):
             assert prefix.fingerprint == model.fingerprint
             assert prefix.prefill_ms == model.prefill_ms
             assert prefix.sealed == self.sealed(ns)
+            assert self.store.parent(ns) == model.parent
             layer_0 = [row for layer, row in self.sessions[prefix.keys_sid].rows if layer == 0]
             assert prefix.tokens == (model.declared.tokens if model.declared else len(layer_0))
             if model.hashes is not None:
                 assert prefix.blocks is not None
                 assert prefix.blocks.hashes.tolist() == model.hashes.tolist()
                 assert prefix.sorted_hashes.tolist() == sorted(model.hashes.tolist())
+
+    @invariant()
+    def states_are_those_of_the_model(self) -> None:
+        assert {
+            sid: {layer: bytes(blob) for layer, blob in held.blobs.items()}
+            for sid, held in self.store.recurrent.items()
+        } == self.states
 
     @invariant()
     def keys_are_those_of_the_model(self) -> None:
@@ -413,11 +461,18 @@ class StoreMachine(RuleBasedStateMachine):
 
     @invariant()
     def totals_are_those_of_the_model(self) -> None:
-        rows = sum(sum(map(len, s.rows.values())) for s in self.sessions.values())
+        sessions = sum(session.nbytes(sid) for sid, session in self.sessions.items())
         tables = sum(2 * p.hashes.nbytes for p in self.prefixes.values() if p.hashes is not None)
-        keys = sum(len(key) + len(value) for (_, key), (value, _) in self.keys.items())
-        assert self.store.row_bytes == rows
-        assert self.store.bytes_used == rows + tables + keys + sum(map(len, self.sessions))
+        blobs = [blob for held in self.states.values() for blob in held.values()]
+        states = sum(SID_BYTES + len(sid) for sid in self.states)
+        states += sum(BLOB_BYTES + len(blob) for blob in blobs)
+        keys = sum(KEY_BYTES + len(key) + len(value) for (_, key), (value, _) in self.keys.items())
+        assert self.store.row_bytes == sum(
+            len(row) for session in self.sessions.values() for row in session.rows.values()
+        )
+        assert self.store.bytes_used == sessions + tables + states + keys
+        assert self.store.recurrent_count == len(blobs)
+        assert self.store.recurrent_bytes == sum(map(len, blobs))
         assert self.store.session_count == len(self.sessions)
         assert self.store.prefix_count == len(self.prefixes)
         assert self.store.bytes_used == sum(map(self.store.size, self.store.recency))
@@ -428,7 +483,8 @@ class StoreMachine(RuleBasedStateMachine):
         assert set(self.store.recency) == {
             *(DropPrefix(ns) for ns in self.prefixes),
             *(DropSession(sid) for sid in self.sessions if sid not in owned),
-            *(DeleteKeys(db, (key,)) for db, key in self.keys),
+            *(DropState(sid) for sid in self.states if sid not in self.prefixes),
+            *(key_unit(db, key) for db, key in self.keys),
         }
 
     @invariant()
