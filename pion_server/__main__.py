@@ -63,10 +63,14 @@ def parser() -> argparse.ArgumentParser:
         help="serve K/V prefixes; always on, accepted for the sake of existing scripts",
     )
     _add_access(top.add_argument_group("access"))
+    _add_durability(top.add_argument_group("durability"))
+    _add_budgets(top.add_argument_group("budgets"))
     top.add_argument(
-        "--max-memory",
-        metavar="SIZE",
-        help="payload to keep, for example 8gb; the least recently used goes first (no limit)",
+        "--metrics-port",
+        type=int,
+        metavar="N",
+        help="HTTP on 127.0.0.1: the receipt as a page, /metrics for Prometheus, /health; 0 for a "
+        "free port (off)",
     )
     top.add_argument("--log-level", help="debug, info, warning or error (info)")
     return top
@@ -104,6 +108,46 @@ def _add_access(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--tls-key", metavar="FILE", help="private key of the certificate")
     group.add_argument(
         "--tls-ca", metavar="FILE", help="take clients with a certificate of it only"
+    )
+
+
+def _add_budgets(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--max-memory",
+        metavar="SIZE",
+        help="memory to keep, for example 8gb; the least recently used goes first (no limit)",
+    )
+    group.add_argument(
+        "--max-sessions",
+        type=int,
+        metavar="N",
+        help="sessions to keep, of which a prefix has two; each tenant may have so many (no limit)",
+    )
+    group.add_argument(
+        "--admission",
+        type=int,
+        metavar="N",
+        help="keep a prefix, session or key when it is written for the N-th time (1)",
+    )
+    group.add_argument(
+        "--default-ttl",
+        type=int,
+        metavar="SECONDS",
+        help="how long a key lives that is SET without saying (for ever)",
+    )
+
+
+def _add_durability(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--data-dir",
+        type=Path,
+        metavar="FOLDER",
+        help="keep a log and snapshots there, and start from them (nothing on disk)",
+    )
+    group.add_argument(
+        "--wal-fsync",
+        help="always: an acknowledged write survives a power cut; everysec: at most a second is "
+        "lost to one; no: left to the system. A crash of the server loses nothing (everysec)",
     )
 
 

@@ -83,10 +83,36 @@ class Config(BaseModel):
     max_memory: ByteSize = Field(
         ByteSize(0),
         ge=0,
-        description="bytes of payload to keep, 0 = no limit; the least recently used goes first",
+        description="bytes of memory to keep, 0 = no limit; the least recently used goes first",
+    )
+    # The specification's server has 256 slots; memory is the limit that matters.
+    max_sessions: int = Field(
+        0, ge=0, description="sessions to keep, of which a prefix has two, 0 = no limit"
+    )
+    # 2 is the usual bargain: one-off prompts stay out, at the price of a second prefill.
+    admission: int = Field(
+        1, ge=1, le=100, description="keep a prefix, session or key when it is written so often"
+    )
+    # Stock LMCache sets its keys without an expiry, and never deletes one.
+    default_ttl: int = Field(
+        0,
+        ge=0,
+        le=10**9,
+        description="seconds a key lives that is SET without saying, 0 = for ever",
+    )
+    data_dir: Path | None = Field(
+        None, description="folder of the journal, one in it for each tenant; None: memory only"
+    )
+    # What Redis has found to be the bargain most people want: at most a second is lost to a power
+    # cut, nothing to a crash, and no write waits for the disk.
+    wal_fsync: Literal["always", "everysec", "no"] = Field(
+        "everysec", description="when the log is flushed to the disk itself"
     )
     # Redis' default. As each tenant has its share of them, nobody can take the last one.
     maxclients: int = Field(10_000, ge=1, le=1_000_000, description="clients that are logged in")
+    metrics_port: int | None = Field(
+        None, ge=0, le=65535, description="HTTP port of the receipt and metrics, 0 = a free one"
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="log level")
     # Redis' default is 512 MB; a layer of a long prefix may be larger, and receiving never
     # reserves more memory than has arrived (wire/receive.py), so the bound can be generous.

@@ -26,7 +26,8 @@ class Stats:
     connections: int = 0
     key_hits: int = 0
     key_misses: int = 0
-    evicted: int = 0
+    evicted: int = 0  # units (store/units.py)
+    turned_away: int = 0  # by --admission
     expired: int = 0
 
     def miss(self) -> None:

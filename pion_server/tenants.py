@@ -24,9 +24,11 @@ from pion_server.journal.commits import Commits, Release
 from pion_server.journal.journal import Journal
 from pion_server.journal.wal import Policy
 from pion_server.stats import Stats
-from pion_server.store.budget import Budget, make_room, trim
+from pion_server.store.admission import Admission, Newcomer
+from pion_server.store.budget import NO_LIMIT, Budget, make_room, trim
 from pion_server.store.mutations import Mutation
 from pion_server.store.store import Store
+from pion_server.store.units import Unit
 
 log = logging.getLogger(__name__)
 
@@ -57,11 +59,11 @@ class Client:
 
 @dataclass(slots=True, eq=False)
 class Tenant:
-    """A store, and what goes with it. `limit`: bytes of payload, 0 for no limit; `seats`: how many
-    clients at a time."""
+    """A store, and what goes with it. `seats`: how many clients at a time."""
 
     name: str
-    limit: int = 0
+    budget: Budget = NO_LIMIT
+    admission: Admission = field(default_factory=Admission, repr=False)
     seats: int = 1
     store: Store = field(default_factory=Store, repr=False)
     stats: Stats = field(default_factory=Stats, repr=False)
@@ -79,15 +81,28 @@ class Tenant:
         self.journal.watch(lambda: call(commits.advance))
         if report.records:
             log.info("tenant %s: recovered in %.2f s: %s", self.name, report.seconds, report)
-        for unit in trim(self.store, Budget(self.limit)):
-            self._carry_out(unit)
+        self._evict(trim(self.store, self.budget))
 
-    def apply(self, mutation: Mutation) -> int:
-        """Make room for the mutation within the limit, then carry it out: the one choke point
-        through which state changes. Returns what Store.apply returns."""
-        for unit in make_room(self.store, Budget(self.limit), mutation):
-            self.stats.evicted += self._carry_out(unit)
-        return self._carry_out(mutation)
+    def apply(self, *mutations: Mutation) -> int:
+        """Make room for all the mutations within the budget, then carry them out: the one choke
+        point through which state changes. Returns the sum of what Store.apply returns.
+
+        Raises what make_room raises, with nothing changed.
+        """
+        self.store.recency.tell(time.time_ns() // 1_000_000)
+        self._evict(make_room(self.store, self.budget, *mutations))
+        return sum(map(self._carry_out, mutations))
+
+    def offer(self, *newcomers: Newcomer) -> None:
+        """apply() those that --admission lets in, and forget the others without a word."""
+        welcome = [each for each in newcomers if self.admission.lets_in(self.store, each)]
+        self.stats.turned_away += len(newcomers) - len(welcome)
+        self.apply(*welcome)
+
+    def _evict(self, units: list[Unit]) -> None:
+        for unit in units:
+            self._carry_out(unit)
+        self.stats.evicted += len(units)
 
     def _carry_out(self, mutation: Mutation) -> int:
         # In this order and with nothing in between, so that the log leads to what is in memory.
@@ -145,16 +160,15 @@ class Tenants:
     def __init__(self, config: Config) -> None:
         self._key = secrets.token_bytes(32)
         options, limits = config.everyone, limits_of(config)
-        seats = config.maxclients // max(1, len(options))
         self._logins = [
             (
                 self._digest(each.name.encode(), each.secret.get_secret_value().encode()),
-                Tenant(each.name, limit, seats),
+                _tenant(config, each.name, limit),
             )
             for each, limit in zip(options, limits, strict=True)
         ]
         # The tenant of everybody who comes, where there is no lock.
-        self.open = None if config.locked else Tenant(DEFAULT_TENANT, config.max_memory, seats)
+        self.open = None if config.locked else _tenant(config, DEFAULT_TENANT, config.max_memory)
 
     def __iter__(self) -> Iterator[Tenant]:
         return iter([self.open] if self.open else [tenant for _, tenant in self._logins])
@@ -174,6 +188,15 @@ class Tenants:
         """Equally long for all. A word beyond MAX_SECRET is cut, and is still none of ours."""
         words = (bytes(word[: MAX_SECRET + 1]) for word in (user, password))
         return b"".join(blake2b(word, key=self._key).digest() for word in words)
+
+
+def _tenant(config: Config, name: str, memory: int) -> Tenant:
+    return Tenant(
+        name,
+        Budget(memory, config.max_sessions),
+        Admission(config.admission),
+        seats=config.maxclients // max(1, len(config.everyone)),
+    )
 
 
 def limits_of(config: Config) -> list[int]:

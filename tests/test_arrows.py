@@ -23,7 +23,7 @@ ROOMS: dict[str, set[str]] = {
     "codecs": {"errors"},
     "store": {"codecs", "errors"},
     "journal": {"store", "codecs", "errors"},
-    "tenants": BASE | {"store", "stats"},
+    "tenants": BASE | {"store", "stats", "journal"},
     "commands": BASE | {"wire", "codecs", "store", "stats", "tenants"},
     "net": BASE | {"wire", "commands", "tenants"},
     "client": {"wire", "codecs", "errors", "version"},

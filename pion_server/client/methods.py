@@ -96,5 +96,10 @@ class Commands:
     prefix_fetch = method(calls.prefix_fetch)
     prefix_drop = method(calls.prefix_drop)
     prefix_info = method(calls.prefix_info)
+
+    ssm_store = method(calls.ssm_store)
+    ssm_fetch = method(calls.ssm_fetch)
+    ssm_drop = method(calls.ssm_drop)
+
     pion_stats = method(calls.pion_stats)
     pion_stats_reset = method(calls.pion_stats_reset)

@@ -13,6 +13,8 @@ FAMILIES = (
     "prefix",
     "prefix_rows",
     "blocks",
+    "states",
+    "durability",
     "receipt",
 )
 

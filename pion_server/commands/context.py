@@ -9,6 +9,7 @@ from pion_server.commands.arguments import Arguments, within
 from pion_server.config import Config
 from pion_server.errors import NoAuth
 from pion_server.stats import Stats
+from pion_server.store.admission import Newcomer
 from pion_server.store.mutations import Mutation
 from pion_server.store.store import Store
 from pion_server.tenants import Client, Tenant, Tenants
@@ -50,9 +51,17 @@ class Context:
     def stats(self) -> Stats:
         return self.tenant.stats
 
-    def apply(self, mutation: Mutation) -> int:
+    def apply(self, *mutations: Mutation) -> int:
         """Tenant.apply: the way in which commands change state."""
-        return self.tenant.apply(mutation)
+        return self.tenant.apply(*mutations)
+
+    def offer(self, *newcomers: Newcomer) -> None:
+        """Tenant.offer: apply(), for what --admission may turn away."""
+        self.tenant.offer(*newcomers)
+
+    def ignores(self, sid: bytes) -> bool:
+        """Whether rows for a session are to be dropped without a word, since it was turned away."""
+        return sid not in self.store.sessions and self.tenant.admission.ignores(sid)
 
     def now_ms(self) -> int:
         """Wall clock, milliseconds since the epoch: what deadlines of keys are compared with."""

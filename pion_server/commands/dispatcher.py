@@ -39,6 +39,8 @@ class Dispatcher:
             client.last_command = command.name
             if tenant is None and Access.NO_AUTH not in command.access:
                 raise NoAuth("Authentication required.")
+            if tenant is not None and Access.WRITE in command.access:
+                tenant.refuse_lost_writes()
         except PionError as refusal:
             return refusal
         result = guarded(lambda: command.handler(Context(self.server, client, tenant), args[1:]))
@@ -68,12 +70,12 @@ def unknown_command(args: list[Payload]) -> str:
 
 
 def guarded_job(job: Job, access: Access) -> Job:
-    """The job with both of its halves guarded: an error in `work` is the reply."""
+    """The job with its end guarded; made of an error in `work`, the reply is that error."""
 
     def finish(made: Any) -> Reply:
         return made if isinstance(made, PionError) else guarded(lambda: job.finish(made))
 
-    return Job(lambda: guarded(job.work), finish, access)
+    return Job(job.work, finish, access)
 
 
 def guarded(run: Callable[[], T]) -> T | PionError:

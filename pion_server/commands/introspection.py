@@ -50,7 +50,7 @@ def _clients(ctx: Context) -> Fields:
 def _memory(ctx: Context) -> Fields:
     return {
         "used_memory": ctx.store.bytes_used,
-        "maxmemory": ctx.tenant.limit,
+        "maxmemory": ctx.tenant.budget.memory,
         "maxmemory_policy": "allkeys-lru",
     }
 
@@ -118,7 +118,7 @@ def parameters(ctx: Context) -> dict[str, str]:
         "databases": str(DBS),
         "loglevel": config.log_level,
         "maxclients": str(ctx.tenant.seats),
-        "maxmemory": str(ctx.tenant.limit),
+        "maxmemory": str(ctx.tenant.budget.memory),
         "maxmemory-policy": "allkeys-lru",
         "port": str(ctx.server.port),
         "proto-max-bulk-len": str(config.max_bulk),

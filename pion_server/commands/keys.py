@@ -24,6 +24,7 @@ from pion_server.commands.plain import (
 from pion_server.commands.registry import Access, command
 from pion_server.errors import PionError
 from pion_server.store.mutations import DeleteKeys, FlushDb, SetExpiry
+from pion_server.store.units import key_unit
 from pion_server.tenants import Tenant
 from pion_server.wire.values import OK, Payload, Reply, Status
 
@@ -40,8 +41,12 @@ MAX_CURSOR = 2**64 - 1
 
 @command("EXISTS", arity=-2, group=GROUP, syntax="EXISTS <key> [<key> ...]", reply=":<count>")
 def exists(ctx: Context, raw: list[Payload]) -> Reply:
-    """How many of the keys are there; one that is named twice counts twice."""
-    return sum(live(ctx, key) is not None for key in raw)
+    """How many of the keys are there; one that is named twice counts twice. Those that are there
+    are not evicted for some seconds, unless nothing else is left, so that a GET may follow."""
+    there = [ctx.key(key) for key in raw if live(ctx, key)]
+    for key in there:
+        ctx.store.lease(key_unit(ctx.client.db, key), ctx.now_ms())
+    return len(there)
 
 
 @command(

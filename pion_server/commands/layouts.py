@@ -101,6 +101,8 @@ def store(
 
     `rows` is emptied blob by blob, so a conversion never holds more than one blob twice.
     """
+    if any(ctx.ignores(row.sid) for row in rows):
+        return OK
     sessions = [ctx.store.session(row.sid) for row in rows]
     formats = [session.schema.layer(row.layer) for session, row in zip(sessions, rows, strict=True)]
 

@@ -31,12 +31,13 @@ MISMATCH = "-MISMATCH"
 MAX_PREFILL_MS = 1e9  # eleven days
 OPTIONS = (
     "[LAYERS <n> TOKENS <n>] [PREFILL_MS <ms>] [FINGERPRINT <hex>]"
-    " [BLOCKS <block_size> <count> <blob>]"
+    " [BLOCKS <block_size> <count> <blob>] [PARENT <ns>]"
 )
 REGISTER_ERRORS = (
     MISMATCH,
     *LAYOUT_ERRORS,
     "-ERR LAYERS and TOKENS declare a complete prefix only together",
+    "-ERR the PARENT is this namespace itself, or goes on from it",
     "-OOM",
 )
 
@@ -68,6 +69,7 @@ REGISTER_OPTIONS: Mapping[str, Option] = {
     "TOKENS": lambda a: a.integer("TOKENS", 1, MAX_TOKENS),
     "PREFILL_MS": prefill_ms,
     "BLOCKS": block_table,
+    "PARENT": lambda a: a.name("PARENT"),
     **FINGERPRINT,
 }
 
@@ -84,7 +86,8 @@ REGISTER_OPTIONS: Mapping[str, Option] = {
 def register(ctx: Context, raw: list[Payload]) -> Reply:
     """Open a namespace whose layers all have `kv_dim` values a row, for K and for V. LAYERS and
     TOKENS, always together, declare what is complete: the namespace is a hit only when every row
-    is in. Without them it is a hit at once. Repeating it keeps the rows."""
+    is in. Without them it is a hit at once. PARENT is the namespace of the block before this one,
+    there or not: it is not evicted before this one. Repeating a REGISTER keeps the rows."""
     args = ctx.arguments(raw)
     ns, dim = namespace(args), args.integer("kv_dim", 1, MAX_DIM)
     schema = uniform(dim, args.text("codec"))
@@ -133,7 +136,7 @@ def _register(
     if ("LAYERS" in options) != ("TOKENS" in options):
         raise PionError("LAYERS and TOKENS declare a complete prefix only together")
     declared = Declaration(options["LAYERS"], options["TOKENS"]) if "TOKENS" in options else None
-    ctx.apply(
+    ctx.offer(
         RegisterPrefix(
             ns,
             keys,
@@ -142,6 +145,7 @@ def _register(
             fingerprint=options.get("FINGERPRINT"),
             blocks=options.get("BLOCKS"),
             prefill_ms=options.get("PREFILL_MS"),
+            parent=options.get("PARENT"),
         )
     )
     return OK
@@ -157,7 +161,8 @@ def _register(
 )
 def lookup(ctx: Context, raw: list[Payload]) -> Reply:
     """Whether the namespace can be fetched whole, and the entry in the receipt: TOKENS and
-    PREFILL_MS say what this restore really spared, where the caller knows better."""
+    PREFILL_MS say what this restore really spared, where the caller knows better. A hit is not
+    evicted for some seconds, unless nothing else is left."""
     args = ctx.arguments(raw)
     ns = namespace(args)
     options = args.options(
@@ -176,6 +181,7 @@ def lookup(ctx: Context, raw: list[Payload]) -> Reply:
     if prefix is None:
         stats.miss()
         return Status("MISS")
+    ctx.store.lease(prefix.unit, ctx.now_ms())
     tokens = options.get("TOKENS", prefix.tokens)
     # The registered time is that of the whole prefix; it says nothing of a part or of a chain.
     known = prefix.prefill_ms if tokens == prefix.tokens else None
@@ -205,7 +211,8 @@ def hit(ctx: Context, ns: bytes, wanted: bytes | None) -> Prefix | None:
     reply=":<number of leading namespaces that are hits>",
 )
 def match(ctx: Context, raw: list[Payload]) -> Reply:
-    """How much of a chain of blocks is there, in one round trip. Counts nothing in the receipt."""
+    """How much of a chain of blocks is there, in one round trip. Counts nothing in the receipt.
+    Hits are held as by LOOKUP."""
     args = ctx.arguments(raw)
     count = args.integer("number of namespaces", 1, MAX_TOKENS)
     names = [namespace(args) for _ in range(min(count, len(raw)))]
@@ -237,8 +244,10 @@ def drop(ctx: Context, raw: list[Payload]) -> Reply:
 )
 def info(ctx: Context, raw: list[Payload]) -> Reply:
     """Totals: registered_prefixes, total_prefix_tokens, vstore_sessions, vstore_total_fetches,
-    vstore_bytes (rows held, in their stored format)."""
-    held = ctx.store
+    vstore_bytes (rows held, in their stored format), wal_bytes (0 without a log), ssm_states,
+    ssm_bytes; memory_used and memory_limit (what --max-memory is about; 0: no limit),
+    sessions_limit, evictions (of a prefix, session or key), admission_rejections."""
+    held, budget = ctx.store, ctx.tenant.budget
     fields = {
         "registered_prefixes": held.prefix_count,
         "total_prefix_tokens": held.prefix_tokens,
@@ -246,5 +255,12 @@ def info(ctx: Context, raw: list[Payload]) -> Reply:
         "vstore_total_fetches": ctx.stats.prefix_fetches,
         "vstore_bytes": held.row_bytes,
         "wal_bytes": ctx.tenant.journal.wal_bytes if ctx.tenant.journal else 0,
+        "ssm_states": held.recurrent_count,
+        "ssm_bytes": held.recurrent_bytes,
+        "memory_used": held.bytes_used,
+        "memory_limit": budget.memory,
+        "sessions_limit": budget.sessions,
+        "evictions": ctx.stats.evicted,
+        "admission_rejections": ctx.stats.turned_away,
     }
     return "".join(f"{name}:{value}\r\n" for name, value in fields.items())

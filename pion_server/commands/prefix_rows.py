@@ -23,8 +23,8 @@ from pion_server.commands.layouts import (
 from pion_server.commands.prefix import FINGERPRINT, GROUP, MISMATCH, hit, namespace
 from pion_server.commands.registry import Access, Job, command
 from pion_server.errors import PionError
-from pion_server.store.prefixes import Prefix
-from pion_server.wire.values import Payload, Reply
+from pion_server.store.prefixes import Prefix, sides
+from pion_server.wire.values import OK, Payload, Reply
 
 
 def layer_span(args: Arguments) -> tuple[int, int]:
@@ -53,7 +53,10 @@ def store_rows(ctx: Context, raw: list[Payload]) -> Reply | Job:
     """Rows of several layers, both sides, in one request: all of them are stored, or none. Without
     LAYERS the blobs are those of layers 0, 1, 2 and so on."""
     args = ctx.arguments(raw)
-    prefix = _known(ctx, namespace(args))
+    ns = namespace(args)
+    if ctx.ignores(sides(ns)[0]):
+        return OK
+    prefix = _known(ctx, ns)
     start, count = token(args, "start"), args.integer("count", 1, MAX_TOKENS)
     options: dict[str, Any] = {}
     head: Mapping[str, Option] = {

@@ -26,6 +26,7 @@ from pion_server.wire.limits import BEFORE_AUTH, MAX_ARGS, MAX_LINE
 GROUPS = {
     "KV.PREFIX": "Prefixes",
     "V": "Sessions of rows",
+    "SSM.PREFIX": "Recurrent states",
     "PION": "The receipt",
     "Strings": "Plain keys: values",
     "Keys": "Plain keys: the keyspace",

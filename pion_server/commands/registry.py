@@ -6,6 +6,7 @@ The table is the single source for dispatch, arity, COMMAND and docs/PROTOCOL.md
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import Flag, auto
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -26,14 +27,15 @@ class Access(Flag):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A reply that needs heavy computing: `work` runs off the event loop and touches no state;
-    `finish` takes its result back on the loop, may apply mutations, and makes the reply.
+    """A reply that takes a while: `work` runs off the event loop and touches no state, or is under
+    way already; `finish` takes its result back on the loop, may apply mutations, and makes the
+    reply.
 
     While the job of a WRITE command runs, later commands of the same connection wait, so a
     pipeline sees its own writes. `access` is filled in by the dispatcher.
     """
 
-    work: Callable[[], Any]
+    work: Callable[[], Any] | Future[Any]
     finish: Callable[[Any], Reply]
     access: Access = Access.READ
 

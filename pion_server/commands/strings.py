@@ -10,11 +10,14 @@ from dataclasses import dataclass
 from pion_server.commands.context import Context
 from pion_server.commands.plain import deadline, live, syntax_error, word, wrong_arity
 from pion_server.commands.registry import Access, command
-from pion_server.errors import OutOfMemory
 from pion_server.store.mutations import SetKey
+from pion_server.store.units import key_unit
 from pion_server.wire.values import OK, Payload, Reply
 
 GROUP = "Strings"
+# A stock LMCache sets the two keys of a chunk one after the other: the first must still be there
+# when the second comes.
+HALF_MS = 1000
 
 # SET's options, and what each decides. Two that decide the same exclude each other.
 OPTIONS = {
@@ -70,7 +73,7 @@ def set_(ctx: Context, raw: list[Payload]) -> Reply:
     holds."""
     key, value = ctx.key(raw[0]), raw[1]
     options = set_options(raw[2:])
-    expires_ms = None
+    expires_ms = default_deadline(ctx)
     if options.lifetime in TIMES:
         scale, relative = TIMES[options.lifetime]
         since_ms = ctx.now_ms() if relative else 0
@@ -80,10 +83,27 @@ def set_(ctx: Context, raw: list[Payload]) -> Reply:
         expires_ms = old.expires_ms
     allowed = options.condition != ("XX" if old is None else "NX")
     if allowed:
-        ctx.apply(SetKey(ctx.client.db, key, value, expires_ms))
+        # Whoever says NX takes the answer for a promise: two must not both hold a lock.
+        store(ctx, SetKey(ctx.client.db, key, value, expires_ms), must=options.condition == "NX")
     if options.answer:
         return old.value if old else None
     return OK if allowed else None
+
+
+def default_deadline(ctx: Context) -> int | None:
+    """When a key goes that is set without saying; None: it stays."""
+    seconds = ctx.server.config.default_ttl
+    return ctx.now_ms() + 1000 * seconds if seconds else None
+
+
+def store(ctx: Context, *mutations: SetKey, must: bool = False) -> None:
+    """Set keys, all of them or, where they do not fit the memory budget, none; what --admission
+    turns away is set only if it must be."""
+    (ctx.apply if must else ctx.offer)(*mutations)
+    for each in mutations:
+        unit = key_unit(each.db, each.key)
+        if len(unit.keys) > 1:
+            ctx.store.lease(unit, ctx.now_ms(), HALF_MS)
 
 
 @command("GET", arity=2, group=GROUP, syntax="GET <key>", reply="the value as a bulk | null")
@@ -128,11 +148,8 @@ def mset(ctx: Context, raw: list[Payload]) -> Reply:
     if len(raw) % 2:
         raise wrong_arity("MSET")
     values = {ctx.key(key): value for key, value in zip(raw[::2], raw[1::2], strict=True)}
-    total, limit = sum(len(k) + len(v) for k, v in values.items()), ctx.tenant.limit
-    if 0 < limit < total:
-        raise OutOfMemory(f"these keys need {total} bytes, the memory limit is {limit}")
-    for key, value in values.items():
-        ctx.apply(SetKey(ctx.client.db, key, value))
+    expires_ms = default_deadline(ctx)
+    store(ctx, *(SetKey(ctx.client.db, key, value, expires_ms) for key, value in values.items()))
     return OK
 
 

@@ -57,7 +57,7 @@ def create(ctx: Context, raw: list[Payload]) -> Reply:
             raise PionError("dim 0 must be followed by SCHEMA <n> fmt=<codec>,dim=<d> ...")
         schema = schema_words(args)
         args.end()
-    ctx.apply(CreateSession(sid, schema))
+    ctx.offer(CreateSession(sid, schema))
     return OK
 
 

@@ -42,14 +42,16 @@ class FileKind(IntEnum):
 @dataclass(frozen=True, slots=True)
 class FileHeader:
     """`number` is the sequence number of the first record of a log, or the last one that a
-    snapshot covers."""
+    snapshot covers. `promises`: what was acknowledged was to outlive a power cut, at once or
+    within a second."""
 
     kind: FileKind
     number: int
     salt: int
+    promises: bool = False
 
     def pack(self) -> bytes:
-        fields = _FILE.pack(_FILE_MAGIC, VERSION, self.kind, 0, self.number, self.salt)
+        fields = _FILE.pack(_FILE_MAGIC, VERSION, self.kind, self.promises, self.number, self.salt)
         return 2 * (fields + _SUM.pack(xxh3_64_intdigest(fields)))
 
 
@@ -60,10 +62,10 @@ def read_file_header(data: bytes) -> FileHeader | None:
         fields = copy[: _FILE.size]
         if len(copy) < _FILE_COPY or _SUM.pack(xxh3_64_intdigest(fields)) != copy[_FILE.size :]:
             continue
-        magic, version, kind, _, number, salt = _FILE.unpack(fields)
+        magic, version, kind, promises, number, salt = _FILE.unpack(fields)
         if magic != _FILE_MAGIC or version != VERSION:
             raise PionError(f"format {version} of the log is not known to this version of Pion")
-        return FileHeader(FileKind(kind), number, salt)
+        return FileHeader(FileKind(kind), number, salt, bool(promises))
     return None
 
 

@@ -18,6 +18,7 @@ import re
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from threading import Event
 
@@ -80,7 +81,7 @@ class Journal:
         wal = Wal(disk, folder, policy, found.last, sizes)
         return cls(disk, folder, found, wal, lock), found.store, found.report
 
-    def watch(self, on_change: Callable[[], None]) -> None:
+    def watch(self, on_change: Callable[[], object]) -> None:
         """Have `on_change` called whenever committed or refusal() may have changed. It is called on
         other threads: pass something that goes through loop.call_soon_threadsafe."""
         self._wal.on_change = on_change
@@ -89,6 +90,11 @@ class Journal:
         """Log a mutation that Store.apply has just carried out; returns its sequence number. Its
         reply may leave once `committed` is there."""
         return self._wal.append(mutation)
+
+    @property
+    def last(self) -> int:
+        """The sequence number of the last mutation that was appended."""
+        return self._wal.last
 
     @property
     def committed(self) -> int:
@@ -117,7 +123,7 @@ class Journal:
     def compact_due(self) -> bool:
         """Whether it is time for a save(): much of the files is not current any more, or a
         segment was removed and only a snapshot makes up for it."""
-        if self._is_saving() or time.monotonic() < self._patient_until:
+        if self._is_saving() or self._wal.stuck() or time.monotonic() < self._patient_until:
             return False
         written = self._snapshot_bytes + self._wal.nbytes
         limit = COMPACT_RATIO * self._store.bytes_used + COMPACT_BYTES
@@ -147,7 +153,8 @@ class Journal:
         try:
             self._wal.close()
         finally:
-            self._disk.close(self._lock)
+            with suppress(OSError):
+                self._disk.close(self._lock)
 
     # -- saving, on its own thread -----------------------------------------------------------
 

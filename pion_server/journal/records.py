@@ -56,9 +56,12 @@ def _take(mutation: m.Mutation) -> tuple[int, Fields, list[Buffer]]:
 
 def payload_bytes(mutation: m.Mutation) -> int:
     """About how much memory a mutation holds on to."""
-    if isinstance(mutation, m.StoreRows):
-        return sum(block.data.nbytes for block in mutation.blocks)
-    return len(mutation.value) if isinstance(mutation, m.SetKey) else 0
+    match mutation:
+        case m.StoreRows(blocks):
+            return sum(block.data.nbytes for block in blocks)
+        case m.SetKey(value=large) | m.StoreState(data=large):
+            return len(large)
+    return 0
 
 
 def payload_lengths(meta: bytes) -> list[int]:
@@ -126,6 +129,7 @@ def _take_register(mutation: m.RegisterPrefix) -> tuple[Fields, list[Buffer]]:
         declared and [declared.layers, declared.tokens],
         mutation.fingerprint,
         blocks and blocks.block_size,
+        mutation.parent,
     ]
     return fields, [_hash_bytes(blocks.hashes)] if blocks else []
 
@@ -135,7 +139,7 @@ def _hash_bytes(hashes: m.Hashes) -> memoryview:
 
 
 def _build_register(fields: Fields, payloads: Payloads) -> m.RegisterPrefix:
-    namespace, keys, values, declared, fingerprint, block_size = fields
+    namespace, keys, values, declared, fingerprint, block_size, parent = fields
     return m.RegisterPrefix(
         namespace,
         _schema(keys),
@@ -143,10 +147,11 @@ def _build_register(fields: Fields, payloads: Payloads) -> m.RegisterPrefix:
         declared and m.Declaration(*declared),
         fingerprint,
         m.BlockTable(block_size, np.frombuffer(payloads[0], "<u8")) if payloads else None,
+        parent=parent,
     )
 
 
-# Plain keys
+# Single values
 
 
 def _take_key(mutation: m.SetKey) -> tuple[Fields, list[Buffer]]:
@@ -155,8 +160,11 @@ def _take_key(mutation: m.SetKey) -> tuple[Fields, list[Buffer]]:
 
 def _build_key(fields: Fields, payloads: Payloads) -> m.SetKey:
     db, key, expires_ms = fields
-    value = payloads[0]
-    return m.SetKey(db, key, bytes(value) if value.nbytes <= SMALL else value, expires_ms)
+    return m.SetKey(db, key, _kept(payloads[0]), expires_ms)
+
+
+def _kept(value: memoryview) -> bytes | memoryview:
+    return bytes(value) if value.nbytes <= SMALL else value
 
 
 KINDS: dict[int, Kind] = {
@@ -192,6 +200,16 @@ KINDS: dict[int, Kind] = {
         m.FlushDb,
         lambda mutation: ([mutation.db], []),
         lambda fields, _: m.FlushDb(*fields),
+    ),
+    10: Kind(
+        m.StoreState,
+        lambda mutation: ([mutation.sid, mutation.layer], [mutation.data]),
+        lambda fields, payloads: m.StoreState(fields[0], fields[1], _kept(payloads[0])),
+    ),
+    11: Kind(
+        m.DropState,
+        lambda mutation: ([mutation.sid, mutation.layer], []),
+        lambda fields, _: m.DropState(*fields),
     ),
 }
 _NUMBERS = {kind.mutation: number for number, kind in KINDS.items()}

@@ -1,14 +1,15 @@
 """From a data folder to the state that was acknowledged: the snapshot, then the log.
 
-What cannot be read is one of three things:
+What cannot be read is one of four things:
 
 - A torn tail: the last segment ends with something that is no whole record. It was never
   acknowledged, or never promised to outlive a power cut.
-- A damaged record of which is still known what it was about. That is lost (replay.py); a copy of
+- Damage where nothing says that it was ever synced, of which a power cut can be the reason: the log
+  is taken to end before it, as if all of it were a torn tail.
+- Damage to a record of which is still known what it was about. That is lost (replay.py); a copy of
   the record goes to quarantine.
-- A gap: records of which nothing is known. If they were on the disk once, as later frames say, then
-  nothing before them can be trusted to be current, and all of it is lost. If they never were, the
-  power was cut while they were written, and the log ends before them.
+- A gap, records of which nothing is known: nothing before it can be trusted to be current, and all
+  of that is lost. (In a snapshot, where every unit is written once, only those in the gap are.)
 
 Nothing is changed here but the quarantine; settling the folder is the journal's business.
 """
@@ -16,7 +17,8 @@ Nothing is changed here but the quarantine; settling the folder is the journal's
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -30,7 +32,7 @@ from pion_server.journal.reading import Gap, LogFile, Span
 from pion_server.journal.records import END, decode
 from pion_server.journal.replay import Replay
 from pion_server.journal.segment import segment_numbers, segment_path
-from pion_server.store.mutations import Mutation, SetKey
+from pion_server.store.mutations import Mutation
 from pion_server.store.store import Store
 
 _END_OF_LOG = 1 << 64  # the number of the segment that is not there
@@ -103,24 +105,9 @@ class _Recovery:
     # -- the snapshot ------------------------------------------------------------------------
 
     def _read_snapshot(self, path: Path, numbers: Sequence[int]) -> None:
-        """A record that is missing here only takes its own unit with it: every unit is written
-        once, and as a whole."""
-        previous: Mutation | None = None
-        complete = True
-        ended = False
         with LogFile(self._disk, path, FileKind.SNAPSHOT) as file:
-            for item in file.spans(1):
-                if isinstance(item, Gap):
-                    complete = False
-                    self._lose_rest_of(previous)
-                elif item.frame.kind == END:
-                    ended = True
-                else:
-                    previous = self._read_record(file, item)
+            complete = self._read_units(file)
             header, self.snapshot_bytes = file.header, file.size
-        if not ended:
-            complete = False
-            self._lose_rest_of(previous)
         if header is not None:
             self.last = header.number
         elif numbers:
@@ -129,47 +116,84 @@ class _Recovery:
             self._suspect([path], "snapshot: a part cannot be read; what was in there is lost")
             self.replay.blind = True
 
-    def _lose_rest_of(self, mutation: Mutation | None) -> None:
-        """The unit of the last record before a gap may have gone on in it."""
-        if mutation is not None and not isinstance(mutation, SetKey):
+    def _read_units(self, file: LogFile) -> bool:
+        """Take in the records of a snapshot; returns whether they are all there. The records of a
+        unit follow each other, so what a gap may have taken of the others is on either side."""
+        previous: Mutation | None = None
+        complete, after_gap = True, False
+        for item in file.spans(1):
+            if isinstance(item, Gap):
+                complete, after_gap = False, True
+                self._lose(previous)
+            elif item.frame.kind == END:
+                return complete
+            else:
+                previous, whole = self._decode(file, item)
+                self._carry_out(file, item, previous, whole)
+                if after_gap:
+                    self._lose(previous)
+                after_gap = False
+        self._lose(previous)
+        return False
+
+    def _lose(self, mutation: Mutation | None) -> None:
+        if mutation is not None:
             self.replay.lose(mutation)
 
     # -- the log -----------------------------------------------------------------------------
 
     def _read_log(self, numbers: Sequence[int]) -> None:
-        for number, file, item in self._items(numbers):
-            if isinstance(item, Span):
-                if item.frame.sequence > self.last:
-                    self._read_record(file, item)
-                    self.last = item.frame.sequence
-                    self.sizes[number] = item.end
-            elif item.last is None and (file.header or file.size < FILE_BYTES):
-                self.report.torn_bytes += item.end - item.start
-            elif item.last is not None and item.last <= self.last:
-                continue  # the snapshot has it
-            elif not self._goes_on_after(item, number, numbers):
-                return
+        with closing(self._items(numbers)) as items:
+            for number, file, item in items:
+                if isinstance(item, Gap):
+                    goes_on = self._read_gap(file, item, number, numbers)
+                else:
+                    goes_on = self._read_record(file, item, number, numbers)
+                if not goes_on:
+                    return
 
-    def _goes_on_after(self, gap: Gap, number: int, numbers: Sequence[int]) -> bool:
-        """Judge a gap in or before segment `number`: whether the log is read on behind it."""
-        name = segment_path(self._folder, number).name
-        if gap.last is None or not self._were_synced(gap, numbers):
-            self._suspect(
-                [segment_path(self._folder, n) for n in numbers if n >= number],
-                f"{name}: record {gap.first} cannot be read, and it never was on the disk as far "
-                "as is known; the log is taken to end before it",
-            )
+    def _read_record(self, file: LogFile, span: Span, number: int, numbers: Sequence[int]) -> bool:
+        """Take in a record of segment `number`; returns whether the log goes on behind it."""
+        sequence = span.frame.sequence
+        if sequence <= self.last:
+            return True  # the snapshot has it
+        mutation, whole = self._decode(file, span)
+        assert file.header is not None
+        if not whole and file.header.promises and not self._was_synced(sequence, numbers):
+            self._end_before(sequence, number, numbers)
             return False
-        self._suspect(
-            [*self._snapshot, *(segment_path(self._folder, n) for n in numbers if n <= number)],
-            f"{name}: records {gap.first} to {gap.last} cannot be read, so everything before them "
-            "is lost: none of it is known to be current",
-        )
-        self.replay.forget()
-        self.last = gap.last
+        self._carry_out(file, span, mutation, whole)
+        self.last = sequence
+        self.sizes[number] = span.end
         return True
 
-    def _items(self, numbers: Sequence[int]) -> Iterator[tuple[int, LogFile, Span | Gap]]:
+    def _read_gap(self, file: LogFile, gap: Gap, number: int, numbers: Sequence[int]) -> bool:
+        """Judge a gap in or before segment `number`; returns whether the log goes on behind it."""
+        if gap.last is None and (file.header or file.size < FILE_BYTES):
+            self.report.torn_bytes += gap.end - gap.start
+            return False
+        if gap.last is None or not self._was_synced(gap.first, numbers):
+            self._end_before(gap.first, number, numbers)
+            return False
+        if gap.last > self.last:
+            self._suspect(
+                [*self._snapshot, *(segment_path(self._folder, n) for n in numbers if n <= number)],
+                f"{file.path.name}: records {gap.first} to {gap.last} cannot be read, so all that "
+                "was before them is lost: none of it is known to be current",
+            )
+            self.replay.forget()
+            self.last = gap.last
+        return True
+
+    def _end_before(self, sequence: int, number: int, numbers: Sequence[int]) -> None:
+        name = segment_path(self._folder, number).name
+        self._suspect(
+            [segment_path(self._folder, n) for n in numbers if n >= number],
+            f"{name}: record {sequence} cannot be read, and was not yet synced as far as is known; "
+            "the log is taken to end before it",
+        )
+
+    def _items(self, numbers: Sequence[int]) -> Generator[tuple[int, LogFile, Span | Gap]]:
         """The segments as one log: what is missing between two of them is a gap as well."""
         expected = self.last + 1
         for number, following in pairwise([*numbers, _END_OF_LOG]):
@@ -184,18 +208,21 @@ class _Recovery:
                     end = item.last if isinstance(item, Gap) else item.frame.sequence
                     expected = expected if end is None else end + 1
 
-    def _were_synced(self, gap: Gap, numbers: Sequence[int]) -> bool:
-        """Whether a later record says that those of the gap were on the disk."""
-        spans = (item for _, _, item in self._items(numbers) if isinstance(item, Span))
-        return any(span.frame.synced >= gap.first for span in spans)
+    def _was_synced(self, sequence: int, numbers: Sequence[int]) -> bool:
+        """Whether a later record says that this one was on the disk."""
+        with closing(self._items(numbers)) as items:
+            spans = (item for _, _, item in items if isinstance(item, Span))
+            return any(span.frame.synced >= sequence for span in spans)
 
     # -- records -----------------------------------------------------------------------------
 
-    def _read_record(self, file: LogFile, span: Span) -> Mutation:
-        """Carry a record out; one that cannot be is lost."""
-        mutation, whole = decode(span.frame.kind, span.meta, file.payloads(span))
+    def _decode(self, file: LogFile, span: Span) -> tuple[Mutation, bool]:
         self.report.records += 1
         self.report.nbytes += span.end - span.start
+        return decode(span.frame.kind, span.meta, file.payloads(span))
+
+    def _carry_out(self, file: LogFile, span: Span, mutation: Mutation, whole: bool) -> None:
+        """Apply a record's mutation; if that cannot be, what it is about is lost."""
         where = f"{file.path.name}: record {span.frame.sequence} ({type(mutation).__name__})"
         if span.repaired:
             self.report.damage.append(f"{where} was damaged where it is there twice; nothing lost")
@@ -206,11 +233,10 @@ class _Recovery:
             except PionError as error:
                 reason = f"does not fit what was read before ({error})"
             else:
-                return mutation
+                return
         self.replay.lose(mutation)
         kept = self._quarantine.copy(file, span.start, span.end)
         self.report.damage.append(f"{where} {reason}; what it is about is lost; kept as {kept}")
-        return mutation
 
     def _suspect(self, paths: Sequence[Path], what: str) -> None:
         self.suspects.update(paths)

@@ -30,7 +30,7 @@ class Segment:
     """A new file, which is sure to be found again. `size` counts its good bytes: what a failed
     append left behind them is cut off before anything else is written."""
 
-    def __init__(self, disk: Disk, folder: Path, first: int) -> None:
+    def __init__(self, disk: Disk, folder: Path, first: int, promises: bool) -> None:
         self.first = first
         self.path = segment_path(folder, first)
         self.salt = secrets.randbits(64)
@@ -39,7 +39,7 @@ class Segment:
         self._torn = False
         self._fd = disk.create(self.path)
         try:
-            self.append([FileHeader(FileKind.LOG, first, self.salt).pack()])
+            self.append([FileHeader(FileKind.LOG, first, self.salt, promises).pack()])
             disk.sync_folder(folder)
         except OSError:
             with suppress(OSError):
@@ -80,10 +80,12 @@ class Segments:
     """The segment that is written, and those before it. One thread writes and finishes; sync() and
     forget() may be called on others meanwhile. Everything raises OSError."""
 
-    def __init__(self, disk: Disk, folder: Path, sizes: dict[int, int]) -> None:
-        """`sizes`: bytes of the segments that are there already, by number."""
+    def __init__(self, disk: Disk, folder: Path, promises: bool, sizes: dict[int, int]) -> None:
+        """`promises`: as in the file header; `sizes`: bytes of the segments that are there already,
+        by number."""
         self._disk = disk
         self._folder = folder
+        self._promises = promises
         self._lock = threading.Lock()  # of what follows; never held during I/O
         self._sizes = sizes
         self._current: Segment | None = None  # made when there is something to write
@@ -103,7 +105,7 @@ class Segments:
         """Append the records of `batch`, numbered mutations: all, or none."""
         segment = self._current
         if segment is None:
-            segment = Segment(self._disk, self._folder, batch[0][0])
+            segment = Segment(self._disk, self._folder, batch[0][0], self._promises)
             with self._lock:
                 self._current = segment
         records = (encode(number, synced, mutation, segment.salt) for number, mutation in batch)

@@ -23,8 +23,10 @@ from pion_server.store import mutations as m
 from pion_server.store.keys import DBS, Entry
 from pion_server.store.layer import Extent
 from pion_server.store.prefixes import sides
+from pion_server.store.recency import Stamp
 from pion_server.store.schema import Schema
-from pion_server.store.state import State, Unit
+from pion_server.store.state import State
+from pion_server.store.units import Unit
 
 NAME = "snapshot"
 UNFINISHED = "snapshot.tmp"
@@ -37,38 +39,47 @@ PIECE_BYTES = 1 << 20
 # Dirty pages are given to the disk in steps, or the log's own syncs would wait for all of them.
 SYNC_BYTES = 32 << 20
 
-Runs: TypeAlias = list[tuple[int, tuple[Extent, ...]]]
+Runs: TypeAlias = dict[int, tuple[Extent, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class Capture:
-    """A state at one moment: units in order of use, and what they hold, by reference."""
+    """A state at one moment: when each unit was used, and what they hold, by reference."""
 
-    order: tuple[Unit, ...]
+    used: dict[Unit, Stamp]
     sessions: dict[bytes, tuple[Schema, Runs]]
     prefixes: dict[bytes, m.RegisterPrefix]
+    recurrent: dict[bytes, dict[int, bytes | memoryview]]
     keys: list[dict[bytes, Entry]]
     nbytes: int
 
     def mutations(self) -> Iterator[m.Mutation]:
         """What leads to the state from nothing, the least recently used unit first."""
-        for unit in self.order:
+        for unit in sorted(self.used, key=self.used.__getitem__):
             match unit:
                 case m.DropPrefix(namespace):
                     yield self.prefixes[namespace]
                     for sid in sides(namespace):
                         yield from self._rows(sid)
+                    yield from self._states(namespace)
+                case m.DropState(sid):
+                    yield from self._states(sid)
                 case m.DropSession(sid):
                     yield m.CreateSession(sid, self.sessions[sid][0])
                     yield from self._rows(sid)
-                case m.DeleteKeys(db, (key,)):
-                    entry = self.keys[db][key]
-                    yield m.SetKey(db, key, entry.value, entry.expires_ms)
+                case m.DeleteKeys(db, keys):
+                    for key in keys:
+                        if entry := self.keys[db].get(key):
+                            yield m.SetKey(db, key, entry.value, entry.expires_ms)
+
+    def _states(self, sid: bytes) -> Iterator[m.StoreState]:
+        for layer, blob in self.recurrent.get(sid, {}).items():
+            yield m.StoreState(sid, layer, blob)
 
     def _rows(self, sid: bytes) -> Iterator[m.StoreRows]:
         group: list[m.RowBlock] = []
         size = 0
-        for layer, extents in self.sessions[sid][1]:
+        for layer, extents in self.sessions[sid][1].items():
             for e in extents:
                 if group and size + e.data.nbytes > RECORD_BYTES:
                     yield m.StoreRows(tuple(group))
@@ -82,7 +93,7 @@ class Capture:
 def capture(state: State) -> Capture:
     """The state as it is now."""
     return Capture(
-        tuple(state.recency),
+        state.recency.stamps(),
         {sid: (session.schema, session.runs()) for sid, session in state.sessions.items()},
         {
             namespace: m.RegisterPrefix(
@@ -92,9 +103,11 @@ def capture(state: State) -> Capture:
                 prefix.declared,
                 prefix.fingerprint,
                 prefix.blocks,
+                parent=state.parent(namespace),
             )
             for namespace, prefix in state.prefixes.items()
         },
+        {sid: dict(held.blobs) for sid, held in state.recurrent.items()},
         [state.keys.entries(db) for db in range(DBS)],
         state.bytes_used,
     )

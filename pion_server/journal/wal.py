@@ -64,9 +64,9 @@ class Wal:
         the bytes of the segments that are there, by number."""
         self.last = last
         self.committed = last
-        self.on_change: Callable[[], None] = lambda: None
+        self.on_change: Callable[[], object] = lambda: None
         self._policy = policy
-        self._segments = Segments(disk, folder, sizes)
+        self._segments = Segments(disk, folder, policy != "no", sizes)
         self._written = self._synced = last
         self._done = last  # written, and synced where the policy asks for it
         self._covered = 0  # a snapshot holds everything up to here

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 from typing import Any, cast
 
-from pion_server.commands.dispatcher import Dispatcher
+from pion_server.commands.dispatcher import Dispatcher, guarded
 from pion_server.commands.registry import Access, Job
 from pion_server.errors import PionError, ProtocolError
 from pion_server.net.lobby import Lobby
@@ -167,6 +167,8 @@ class Connection(asyncio.BufferedProtocol):
         return not blocked and self._outbox.writable and self._has_room()
 
     def _has_room(self) -> bool:
+        if self._outbox and self._tenant is not None and self._tenant.is_behind():
+            return False
         return len(self._outbox) < MAX_WAITING and self._outbox.owed < MAX_OWED
 
     def _rest(self) -> None:
@@ -188,31 +190,51 @@ class Connection(asyncio.BufferedProtocol):
             return None
 
     def _answer(self, request: list[Payload]) -> None:
-        slot = self._outbox.reserve()
+        slot, tenant = self._outbox.reserve(), self._client.tenant
+        logged = tenant.logged if tenant else 0
         result = self._dispatcher.dispatch(self._client, request)
         if isinstance(result, Job):
             self._start(result, slot)
             return
-        self._fill(slot, result)
+        self._fill(slot, result, tenant, logged)
         self._settle()
         self._ended = self._client.closing
 
     def _start(self, job: Job, slot: Slot) -> None:
         self._busy = self._busy or Access.WRITE in job.access
-        loop = asyncio.get_running_loop()
-        work = loop.run_in_executor(self._executor, job.work)
-        work.add_done_callback(lambda done: self._finish(job, slot, done))
+        if isinstance(job.work, Future):
+            work = asyncio.wrap_future(job.work)
+        else:
+            work = asyncio.get_running_loop().run_in_executor(self._executor, job.work)
+        tenant = self._client.tenant
+        work.add_done_callback(lambda done: self._finish(job, slot, tenant, done))
 
-    def _finish(self, job: Job, slot: Slot, done: asyncio.Future[Any]) -> None:
+    def _finish(
+        self, job: Job, slot: Slot, tenant: Tenant | None, done: asyncio.Future[Any]
+    ) -> None:
         if done.cancelled():  # the server stops
             return
         if Access.WRITE in job.access:
             self._busy = False
-        self._fill(slot, job.finish(done.result()))
+        logged = tenant.logged if tenant else 0
+        self._fill(slot, job.finish(guarded(done.result)), tenant, logged)
         self._pump()
 
-    def _fill(self, slot: Slot, reply: Reply) -> None:
-        self._outbox.fill(slot, reply, self._client.proto)
+    def _fill(
+        self, slot: Slot, reply: Reply, tenant: Tenant | None = None, logged: int = 0
+    ) -> None:
+        """Have a reply sent in its turn; one that acknowledges records after `logged`, once these
+        are safe."""
+        proto = self._client.proto
+        if tenant is None or tenant.logged == logged:
+            self._outbox.fill(slot, reply, proto)
+            return
+
+        def release(lost: PionError | None) -> None:
+            self._outbox.fill(slot, lost or reply, proto)
+            self._rest()
+
+        tenant.when_safe(release)
 
     def _read(self, wanted: bool) -> None:
         if wanted != self._reading and not self._transport.is_closing():

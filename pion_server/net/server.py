@@ -9,7 +9,7 @@ import resource
 import secrets
 import signal
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from pion_server.commands.context import Server
 from pion_server.commands.dispatcher import Dispatcher
@@ -20,7 +20,8 @@ from pion_server.net.connection import Connection
 from pion_server.net.door import Door, listen
 from pion_server.net.lobby import ROOM, Lobby
 from pion_server.net.tls import server_context
-from pion_server.tenants import Tenants
+from pion_server.net.watching import Watch
+from pion_server.tenants import Tenant, Tenants
 
 log = logging.getLogger(__name__)
 
@@ -40,13 +41,18 @@ class PionServer:
         self._lobby = Lobby()
         self.state = Server(config, Tenants(config), run_id=secrets.token_hex(20))
         self._dispatcher = Dispatcher(self.state)
+        self._watch = Watch(self.state)
         # Conversions release the GIL; more threads than this only fight over memory bandwidth.
         self._executor = ThreadPoolExecutor(max_workers=2, thread_name_prefix="pion-convert")
         self._connections: set[Connection] = set()
 
     async def start(self) -> None:
         """Listen. Raises PionError, naming address and cause, where that is not possible."""
-        config = self.state.config
+        config, loop = self.state.config, asyncio.get_running_loop()
+        if config.data_dir is not None:
+            for tenant in self.state.tenants:
+                folder = config.data_dir / tenant.name
+                tenant.remember(folder, config.wal_fsync, loop.call_soon_threadsafe)
         try:
             listeners = listen(config.host, config.port)
         except OSError as error:
@@ -56,6 +62,9 @@ class PionServer:
         self._door = Door(listeners, self._lobby, self._tls, self._new_connection)
         self._door.open()
         self._sweeper = asyncio.create_task(self._keep_house())
+        if config.metrics_port is not None:
+            port = await self._watch.listen(config.metrics_port)
+            log.info("receipt, metrics and health: http://127.0.0.1:%d/", port)
         if self._tls is None and not is_loopback(config.host):
             log.warning("passwords and prefixes travel in the clear: no --tls-cert is given")
         log.info("pion-server listening on %s:%d", config.host, self.state.port)
@@ -63,6 +72,7 @@ class PionServer:
     async def stop(self) -> None:
         """Take no more connections, let replies out for a moment, close the rest."""
         self._sweeper.cancel()
+        self._watch.close()
         await self._door.close()
         for connection in list(self._connections):
             connection.close()
@@ -73,7 +83,16 @@ class PionServer:
         for connection in list(self._connections):
             connection.abort()
         self._executor.shutdown(wait=False, cancel_futures=True)
+        self._close_journals()
         log.info("pion-server stopped")
+
+    def _close_journals(self) -> None:
+        for tenant in self.state.tenants:
+            try:
+                if tenant.journal is not None:
+                    tenant.journal.close()
+            except PionError as error:
+                log.error("what tenant %s stored last is not on disk: %s", tenant.name, error)
 
     def _new_connection(self) -> Connection:
         return Connection(self._dispatcher, self._executor, self._lobby, self._connections)
@@ -84,9 +103,23 @@ class PionServer:
             try:
                 for tenant in self.state.tenants:
                     sweep(tenant)
+                    compact(tenant)
                     await asyncio.sleep(0)  # a thousand tenants are not one turn of the loop
             except Exception:
                 log.exception("sweeping expired keys failed; this is a defect of the server")
+
+
+def compact(tenant: Tenant) -> None:
+    """Take a snapshot where the journal has grown far beyond what is held."""
+    if tenant.journal is None or not tenant.journal.compact_due():
+        return
+    log.info("tenant %s: compacting %d bytes of log", tenant.name, tenant.journal.wal_bytes)
+    tenant.journal.save().add_done_callback(_log_failure)
+
+
+def _log_failure(saved: Future[None]) -> None:
+    if (error := saved.exception()) is not None:
+        log.warning("no snapshot was taken, the log goes on: %s", error)
 
 
 def within_open_files(config: Config) -> Config:

@@ -27,7 +27,7 @@ GHOSTS = 1 << 16
 class Admission:
     """Lets in what comes for the `visits`-th time (1: everything)."""
 
-    def __init__(self, visits: int) -> None:
+    def __init__(self, visits: int = 1) -> None:
         self._visits = visits
         self._ghosts: OrderedDict[int, int] = OrderedDict()  # hash of a name -> visits so far
 

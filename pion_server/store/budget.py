@@ -24,6 +24,9 @@ class Budget:
     sessions: int = 0
 
 
+NO_LIMIT = Budget()
+
+
 def make_room(store: Store, budget: Budget, *mutations: Mutation) -> list[Unit]:
     """The units whose drops, in this order, let all `mutations` be carried out within `budget`.
     What they use themselves is not among them, and nothing is where they add nothing.

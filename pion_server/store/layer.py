@@ -59,7 +59,7 @@ class Layer:
         self.rows = 0
         self.stretches = 0  # runs of neighbouring rows, in however many extents
         self.held = 0  # bytes of all chunks referenced here, used or not
-        self._extents: list[Extent] = []
+        self._extents: tuple[Extent, ...] = ()  # replaced as a whole, so runs() costs nothing
 
     @property
     def nbytes(self) -> int:
@@ -73,7 +73,7 @@ class Layer:
 
     def runs(self) -> tuple[Extent, ...]:
         """All rows as they are now, by reference, in token order."""
-        return tuple(self._extents)
+        return self._extents
 
     def put(self, start: int, data: memoryview) -> None:
         """Rows from token `start` on; `data` (whole rows, format "B") is kept, not copied."""
@@ -149,7 +149,7 @@ class Layer:
     def _replace(self, low: int, high: int, extents: list[Extent]) -> None:
         """Put `extents` in the place of those at [low:high], and keep the counts."""
         old = self._extents[low:high]
-        self._extents[low:high] = extents
+        self._extents = (*self._extents[:low], *extents, *self._extents[high:])
         self.stretches += _stretches(extents) - _stretches(old)
         for extent in extents:
             self.held += 0 if extent.chunk.used else extent.chunk.nbytes

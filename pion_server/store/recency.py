@@ -44,6 +44,10 @@ class Recency:
     def __iter__(self) -> Iterator[Unit]:
         return iter(sorted(self._stamps, key=self._stamps.__getitem__))
 
+    def stamps(self) -> dict[Unit, Stamp]:
+        """When each unit was used last: a copy, which costs less than bringing it in order."""
+        return self._stamps.copy()
+
     def tell(self, now_ms: int) -> None:
         """It is `now_ms` (milliseconds since any fixed moment). One that runs back stands still."""
         self._now_ms = max(self._now_ms, now_ms)

@@ -50,9 +50,9 @@ class Session:
         row_bytes = self.schema.layer(index).row_bytes
         return self._layers.get(index) or Layer(index, row_bytes)
 
-    def runs(self) -> list[tuple[int, tuple[Extent, ...]]]:
+    def runs(self) -> dict[int, tuple[Extent, ...]]:
         """The rows of every layer as they are now, by reference."""
-        return [(index, layer.runs()) for index, layer in self._layers.items()]
+        return {index: layer.runs() for index, layer in self._layers.items()}
 
     def view(self, layer: int, start: int, end: int) -> RowView:
         """Rows [start, end) of a layer. Raises PionError if one of them is missing."""

@@ -5,7 +5,7 @@ Only the rules of `Store.apply` (rules.py) change them.
 
 from __future__ import annotations
 
-from pion_server.store.keys import Keys
+from pion_server.store.keys import DBS, Keys
 from pion_server.store.mutations import DropPrefix, DropSession, DropState
 from pion_server.store.prefixes import Prefix
 from pion_server.store.recency import Recency
@@ -41,6 +41,11 @@ class State:
     @property
     def prefix_count(self) -> int:
         return len(self.prefixes)
+
+    @property
+    def key_count(self) -> int:
+        """Plain keys of all dbs, expired ones that are not yet taken away included."""
+        return sum(self.keys.count(db) for db in range(DBS))
 
     @property
     def prefix_tokens(self) -> int:

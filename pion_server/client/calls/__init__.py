@@ -50,6 +50,7 @@ from pion_server.client.calls.rows import (
     v_fetch_ids,
     v_storebatch,
 )
+from pion_server.client.calls.states import ssm_drop, ssm_fetch, ssm_store
 from pion_server.wire.replies import Sink
 
 __all__ = [
@@ -91,6 +92,9 @@ __all__ = [
     "select",
     "set_",
     "set_get",
+    "ssm_drop",
+    "ssm_fetch",
+    "ssm_store",
     "strlen",
     "ttl",
     "type_",

@@ -71,11 +71,13 @@ def prefix_register(
     prefill_ms: float | None = None,
     fingerprint: str | None = None,
     blocks: tuple[int, Hashes] | None = None,
+    parent: Name | None = None,
 ) -> Call[None]:
     """Open a namespace with `dim` values a row on both sides of every layer. With `layers` and
-    `tokens` it is a hit only once all these rows are in. `blocks` is (block_size, u64 hashes)."""
+    `tokens` it is a hit only once all these rows are in. `blocks` is (block_size, u64 hashes).
+    `parent`, the namespace of the block before this one, is not evicted before this one."""
     args = words("KV.PREFIX.REGISTER", ns, dim, codec)
-    return Call(args + _declared(layers, tokens, prefill_ms, fingerprint, blocks), done)
+    return Call(args + _declared(layers, tokens, prefill_ms, fingerprint, blocks, parent), done)
 
 
 def prefix_register_schema(
@@ -88,11 +90,12 @@ def prefix_register_schema(
     prefill_ms: float | None = None,
     fingerprint: str | None = None,
     blocks: tuple[int, Hashes] | None = None,
+    parent: Name | None = None,
 ) -> Call[None]:
     """`prefix_register` with a (codec, dim) for each layer, apart for K and V; `layers` defaults to
     their number."""
     args = words("KV.PREFIX.REGISTER.SCHEMA", ns) + schema("K", keys) + schema("V", values)
-    return Call(args + _declared(layers, tokens, prefill_ms, fingerprint, blocks), done)
+    return Call(args + _declared(layers, tokens, prefill_ms, fingerprint, blocks, parent), done)
 
 
 def _declared(
@@ -101,6 +104,7 @@ def _declared(
     prefill_ms: float | None,
     fingerprint: str | None,
     blocks: tuple[int, Hashes] | None,
+    parent: Name | None,
 ) -> tuple[Argument, ...]:
     return (
         option("LAYERS", layers)
@@ -108,6 +112,7 @@ def _declared(
         + option("PREFILL_MS", prefill_ms)
         + option("FINGERPRINT", fingerprint)
         + (words("BLOCKS", blocks[0], *_hashes(blocks[1])) if blocks else ())
+        + option("PARENT", parent)
     )
 
 

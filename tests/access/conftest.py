@@ -1,0 +1,234 @@
+"""A whole life of a tenant in commands, connections that keep replies as bytes, and certificates."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import pytest
+import trustme
+
+SECONDS = 60.0
+ALICE, BOB = ("alice", "alices-s3cret"), ("bob", "bobs-s3cret")
+SECRETS = {name: secret for name, secret in (ALICE, BOB)}
+
+
+class Name(bytes):
+    """A word of a command that names a key, a session or a namespace."""
+
+
+Word: TypeAlias = "bytes | str | int"
+ROWS = np.arange(8, dtype="<f4").tobytes()  # 2 rows of 4 values
+K1, K2, K3, K4, KX = (Name(b"k%d" % number) for number in range(5))
+SID, NS, MS, NONE = (Name(name) for name in (b"session", b"space", b"schemas", b"absent"))
+
+# Every command of the server in an order that makes sense. A tenant that runs it all begins and
+# ends with nothing.
+LIFE: list[list[Word]] = [
+    ["PING"],
+    ["ECHO", "x"],
+    ["HELLO", 2],
+    ["CLIENT", "SETNAME", "me"],
+    ["CLIENT", "GETNAME"],
+    ["CLIENT", "ID"],
+    ["CLIENT", "SETINFO", "LIB-NAME", "lib"],
+    ["CLIENT", "NO-EVICT", "ON"],
+    ["SET", K1, "value 1"],
+    ["SET", K2, "value 2", "EX", 1_000_000],
+    ["MSET", K3, "value 3", K4, "value 4"],
+    ["GET", K1],
+    ["GET", NONE],
+    ["MGET", K1, K2, NONE],
+    ["STRLEN", K2],
+    ["EXISTS", K1, K2, NONE],
+    ["TYPE", K1],
+    ["EXPIRE", K3, 1_000_000],
+    ["PEXPIRE", K4, 1_000_000_000],
+    ["TTL", K3],
+    ["PTTL", K4],
+    ["PERSIST", K3],
+    ["DBSIZE"],
+    ["KEYS", "*"],
+    ["SCAN", 0, "COUNT", 100],
+    ["SELECT", 3],
+    ["SET", KX, "gone at once", "PXAT", 1],
+    ["DBSIZE"],
+    ["SET", K1, "of db 3"],
+    ["SELECT", 0],
+    ["V.CREATE", SID, 4, "VQUANT", "fp32"],
+    ["V.STOREBATCH", SID, 0, 0, 2, ROWS],
+    ["V.FETCH", SID, 0, 1, 0],
+    ["V.FETCH", SID, 0, "RANGE", 0, 2],
+    ["V.FETCH", SID, "BATCH", 0, 2, 1],
+    ["V.FETCH", NONE, 0, 0],
+    ["KV.PREFIX.REGISTER", NS, 4, "fp32", "LAYERS", 1, "TOKENS", 2, "PREFILL_MS", "12.5"]
+    + ["FINGERPRINT", "aa", "BLOCKS", 64, 2, bytes(range(16))],
+    ["KV.PREFIX.LOOKUP", NS],
+    ["KV.PREFIX.STORE", NS, 0, 2, "DATA", ROWS, ROWS],
+    ["KV.PREFIX.LOOKUP", NS, "FINGERPRINT", "aa"],
+    ["KV.PREFIX.LOOKUP", NS, "FINGERPRINT", "bb"],
+    ["KV.PREFIX.LOOKUP", NONE],
+    ["KV.PREFIX.MATCH", 2, NS, NONE],
+    ["KV.PREFIX.FETCH", NS],
+    ["KV.PREFIX.BLOCKS", NS],
+    ["KV.PREFIX.MEMBERSHIP", NS, 1, bytes(range(8))],
+    ["KV.PREFIX.REGISTER.SCHEMA", MS, "K", 1, "fmt=fp16,dim=4", "V", 1, "fmt=fp16,dim=2"],
+    ["KV.PREFIX.INFO"],
+    ["KV.PREFIX.SAVE"],
+    ["PION.STATS"],
+    ["INFO"],
+    ["CLIENT", "LIST"],
+    ["CLIENT", "LIST", "ID", 1, 2, 3, 4, 5, 6, 7, 8],
+    ["CLIENT", "INFO"],
+    ["CONFIG", "GET", "*"],
+    ["COMMAND"],
+    ["COMMAND", "COUNT"],
+    ["COMMAND", "INFO", "get"],
+    ["COMMAND", "DOCS", "get"],
+    ["DEL", K3, NONE],
+    ["UNLINK", K4],
+    ["DBSIZE"],
+    ["KV.PREFIX.DROP", MS, NONE],
+    ["KV.PREFIX.DROP", NS],
+    ["KV.PREFIX.INFO"],
+    ["FLUSHDB"],
+    ["FLUSHALL"],
+    ["DBSIZE"],
+    ["PION.STATS", "RESET"],
+    ["PION.STATS"],
+    ["RESET"],
+    ["GET", K1],
+    ["AUTH", "<me>", "<secret>"],
+    ["INFO"],
+    ["QUIT"],
+]
+
+
+@pytest.fixture(scope="session")
+def life() -> list[list[Word]]:
+    """LIFE; <me> and <secret> stand for who lives it."""
+    return LIFE
+
+
+@pytest.fixture(scope="session")
+def name_type() -> type[bytes]:
+    """Which words of LIFE are names."""
+    return Name
+
+
+def request(*words: Word) -> bytes:
+    """A command as an array of bulks."""
+    octets = [word if isinstance(word, bytes) else str(word).encode() for word in words]
+    return b"*%d\r\n" % len(octets) + b"".join(b"$%d\r\n%b\r\n" % (len(w), w) for w in octets)
+
+
+class Raw:
+    """A connection whose replies are the bytes they are."""
+
+    def __init__(self, port: int, tls: ssl.SSLContext | None = None) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", port), SECONDS)
+        if tls is not None:
+            self.socket = tls.wrap_socket(self.socket, server_hostname="localhost")
+        self._file = self.socket.makefile("rb")
+
+    def ask(self, *words: Word) -> bytes:
+        """A command and the frame of its reply; empty where the server closes instead."""
+        self.send(*words)
+        return self.reply()
+
+    def send(self, *words: Word) -> None:
+        self.socket.sendall(request(*words))
+
+    def reply(self) -> bytes:
+        line = self._file.readline()
+        count = int(line[1:]) if line[:1] in (b"$", b"*", b"%") else 0
+        if line[:1] == b"$":
+            return line + self._file.read(count + 2 if count >= 0 else 0)
+        children = count * (2 if line[:1] == b"%" else 1)
+        return line + b"".join(self.reply() for _ in range(children))
+
+    def closed(self) -> bool:
+        """Wait for the server's end of it; nothing more may come before."""
+        try:
+            return self._file.read() == b""
+        except ConnectionResetError:
+            return True
+
+    def close(self) -> None:
+        self._file.close()
+        self.socket.close()
+
+
+Dial = Callable[..., Raw]
+
+
+@pytest.fixture
+def dial() -> Iterator[Dial]:
+    """Opens connections: dial(port), dial(port, "alice"), dial(port, tls=context)."""
+    opened: list[Raw] = []
+
+    def dial(port: int, user: str | None = None, tls: ssl.SSLContext | None = None) -> Raw:
+        opened.append(Raw(port, tls))
+        if user is not None:
+            assert opened[-1].ask("AUTH", user, SECRETS[user]) == b"+OK\r\n"
+        return opened[-1]
+
+    yield dial
+    for raw in opened:
+        raw.close()
+
+
+@pytest.fixture
+def two_tenants(start_pion: Any) -> Callable[..., Any]:
+    """Starts servers with the tenants alice and bob: two_tenants(alice=":1mb")."""
+
+    def start(*args: str, alice: str = "", bob: str = "") -> Any:
+        each = (f"{':'.join(ALICE)}{alice}", f"{':'.join(BOB)}{bob}")
+        return start_pion("--tenant", each[0], "--tenant", each[1], *args)
+
+    return start
+
+
+@dataclass(frozen=True)
+class Certificates:
+    """PEM files: a server's certificate for 127.0.0.1 and localhost, a client's, their authority,
+    and one that signed neither."""
+
+    ca: Path
+    cert: Path
+    key: Path
+    client_cert: Path
+    client_key: Path
+    other_ca: Path
+
+    @property
+    def options(self) -> list[str]:
+        return ["--tls-cert", str(self.cert), "--tls-key", str(self.key)]
+
+    def trusting(self, ca: Path | None = None) -> ssl.SSLContext:
+        return ssl.create_default_context(cafile=ca or self.ca)
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    folder = tmp_path_factory.mktemp("certificates")
+    made = Certificates(
+        *(folder / f"{name}.pem" for name in ("ca", "cert", "key", "client", "client-key", "other"))
+    )
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(made.ca)
+    trustme.CA().cert_pem.write_to_path(made.other_ca)
+    server, client = authority.issue_cert("127.0.0.1", "localhost"), authority.issue_cert("me@here")
+    for leaf, cert, key in (
+        (server, made.cert, made.key),
+        (client, made.client_cert, made.client_key),
+    ):
+        leaf.private_key_pem.write_to_path(key)
+        for blob in leaf.cert_chain_pems:
+            blob.write_to_path(cert, append=True)
+    return made
