@@ -1,4 +1,4 @@
-"""A whole life of a tenant in commands, connections that keep replies as bytes, and certificates."""
+"""The whole life of a tenant in commands, connections that keep replies as bytes, certificates."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import trustme
 
 SECONDS = 60.0
 ALICE, BOB = ("alice", "alices-s3cret"), ("bob", "bobs-s3cret")
-SECRETS = {name: secret for name, secret in (ALICE, BOB)}
+SECRETS = dict((ALICE, BOB))
 
 
 class Name(bytes):
@@ -24,6 +24,9 @@ class Name(bytes):
 
 Word: TypeAlias = "bytes | str | int"
 ROWS = np.arange(8, dtype="<f4").tobytes()  # 2 rows of 4 values
+HASHES = bytes(range(16))
+SCHEMA = "fmt=fp16,dim=4"
+DECLARED = ["LAYERS", 1, "TOKENS", 2, "PREFILL_MS", "12.5", "FINGERPRINT", "aa"]
 K1, K2, K3, K4, KX = (Name(b"k%d" % number) for number in range(5))
 SID, NS, MS, NONE = (Name(name) for name in (b"session", b"space", b"schemas", b"absent"))
 
@@ -66,8 +69,7 @@ LIFE: list[list[Word]] = [
     ["V.FETCH", SID, 0, "RANGE", 0, 2],
     ["V.FETCH", SID, "BATCH", 0, 2, 1],
     ["V.FETCH", NONE, 0, 0],
-    ["KV.PREFIX.REGISTER", NS, 4, "fp32", "LAYERS", 1, "TOKENS", 2, "PREFILL_MS", "12.5"]
-    + ["FINGERPRINT", "aa", "BLOCKS", 64, 2, bytes(range(16))],
+    ["KV.PREFIX.REGISTER", NS, 4, "fp32", *DECLARED, "BLOCKS", 64, 2, HASHES, "PARENT", NONE],
     ["KV.PREFIX.LOOKUP", NS],
     ["KV.PREFIX.STORE", NS, 0, 2, "DATA", ROWS, ROWS],
     ["KV.PREFIX.LOOKUP", NS, "FINGERPRINT", "aa"],
@@ -76,8 +78,14 @@ LIFE: list[list[Word]] = [
     ["KV.PREFIX.MATCH", 2, NS, NONE],
     ["KV.PREFIX.FETCH", NS],
     ["KV.PREFIX.BLOCKS", NS],
-    ["KV.PREFIX.MEMBERSHIP", NS, 1, bytes(range(8))],
-    ["KV.PREFIX.REGISTER.SCHEMA", MS, "K", 1, "fmt=fp16,dim=4", "V", 1, "fmt=fp16,dim=2"],
+    ["KV.PREFIX.MEMBERSHIP", NS, 1, HASHES[:8]],
+    ["SSM.PREFIX.STORE", NS, 3, "state"],
+    ["SSM.PREFIX.STORE", SID, 3, "another state"],
+    ["SSM.PREFIX.FETCH", NS, 3],
+    ["SSM.PREFIX.FETCH", NONE, 3],
+    ["SSM.PREFIX.DROP", SID],
+    ["SSM.PREFIX.FETCH", SID, 3],
+    ["KV.PREFIX.REGISTER.SCHEMA", MS, "K", 1, SCHEMA, "V", 1, SCHEMA, "PARENT", NS],
     ["KV.PREFIX.INFO"],
     ["KV.PREFIX.SAVE"],
     ["PION.STATS"],
@@ -91,7 +99,7 @@ LIFE: list[list[Word]] = [
     ["COMMAND", "INFO", "get"],
     ["COMMAND", "DOCS", "get"],
     ["DEL", K3, NONE],
-    ["UNLINK", K4],
+    ["UNLINK", K4, NONE],
     ["DBSIZE"],
     ["KV.PREFIX.DROP", MS, NONE],
     ["KV.PREFIX.DROP", NS],
