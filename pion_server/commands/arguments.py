@@ -39,10 +39,6 @@ class Arguments:
         """The next argument as raw bytes, by reference."""
         return memoryview(self.take(what))
 
-    def octets(self, what: str) -> bytes:
-        """The next argument as bytes."""
-        return bytes(self.take(what))
-
     def name(self, what: str) -> bytes:
         """The name of a session or namespace: any bytes within the prefix, 1 to MAX_NAME."""
         value = self.take(what)

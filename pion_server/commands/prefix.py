@@ -195,12 +195,17 @@ def hit(ctx: Context, ns: bytes, wanted: bytes | None) -> Prefix | None:
     prefix = ctx.store.prefix(ns)
     if prefix is None:
         return None
+    match_fingerprint(prefix, wanted)
+    return prefix if prefix.sealed else None
+
+
+def match_fingerprint(prefix: Prefix, wanted: bytes | None) -> None:
+    """Raise Mismatch where the caller names a fingerprint and the prefix has another, or none."""
     if wanted is not None and prefix.fingerprint != wanted:
         raise Mismatch(
             "this namespace holds a prefix with another fingerprint (another model, layout or "
             "tokens); use another namespace, or KV.PREFIX.DROP it"
         )
-    return prefix if prefix.sealed else None
 
 
 @command(

@@ -20,7 +20,14 @@ from pion_server.commands.layouts import (
     token,
     wire_format,
 )
-from pion_server.commands.prefix import FINGERPRINT, GROUP, MISMATCH, hit, namespace
+from pion_server.commands.prefix import (
+    FINGERPRINT,
+    GROUP,
+    MISMATCH,
+    hit,
+    match_fingerprint,
+    namespace,
+)
 from pion_server.commands.registry import Access, Job, command
 from pion_server.errors import PionError
 from pion_server.store.prefixes import Prefix, sides
@@ -39,19 +46,21 @@ def layer_span(args: Arguments) -> tuple[int, int]:
     access=Access.WRITE,
     syntax=(
         "KV.PREFIX.STORE <ns> <start> <count> [LAYERS <a> <b>] [FMT FP32|FP16|BF16|NATIVE]"
-        " DATA <k_a> <v_a> <k_a+1> <v_a+1> ..."
+        " [FINGERPRINT <hex>] DATA <k_a> <v_a> <k_a+1> <v_a+1> ..."
     ),
     reply="+OK",
     errors=(
+        MISMATCH,
         "-ERR unknown namespace",
-        "-ERR expected LAYERS, FMT or DATA, each once",
+        "-ERR expected LAYERS, FMT, FINGERPRINT or DATA, each once",
         "-ERR DATA takes a K and a V blob for each layer",
         *STORE_ERRORS,
     ),
 )
 def store_rows(ctx: Context, raw: list[Payload]) -> Reply | Job:
     """Rows of several layers, both sides, in one request: all of them are stored, or none. Without
-    LAYERS the blobs are those of layers 0, 1, 2 and so on."""
+    LAYERS the blobs are those of layers 0, 1, 2 and so on. With FINGERPRINT, a namespace that was
+    registered under another one is left as it is, so a REGISTER and a STORE can go in one write."""
     args = ctx.arguments(raw)
     ns = namespace(args)
     if ctx.ignores(sides(ns)[0]):
@@ -59,14 +68,12 @@ def store_rows(ctx: Context, raw: list[Payload]) -> Reply | Job:
     prefix = _known(ctx, ns)
     start, count = token(args, "start"), args.integer("count", 1, MAX_TOKENS)
     options: dict[str, Any] = {}
-    head: Mapping[str, Option] = {
-        "LAYERS": layer_span,
-        "FMT": wire_format,
-    }
+    head: Mapping[str, Option] = {"LAYERS": layer_span, "FMT": wire_format, **FINGERPRINT}
     while (word := args.keyword("DATA")) != "DATA":
         if word not in head or word in options:
-            raise PionError(f"expected LAYERS, FMT or DATA, each once, got '{word[:40]}'")
+            raise PionError(f"expected {', '.join(head)} or DATA, each once, got '{word[:40]}'")
         options[word] = head[word](args)
+    match_fingerprint(prefix, options.get("FINGERPRINT"))
     blobs = []
     while args:
         blobs.append(args.blob("blob"))

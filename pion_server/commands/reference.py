@@ -19,7 +19,10 @@ from pion_server.commands.registry import TABLE, Command
 from pion_server.commands.subcommands import rows_of
 from pion_server.config import Config
 from pion_server.errors import PionError
+from pion_server.store.admission import GHOSTS
 from pion_server.store.schema import MAX_DIM, MAX_LAYERS
+from pion_server.store.store import LEASE_MS
+from pion_server.store.units import CHUNK_KEYS
 from pion_server.wire.limits import BEFORE_AUTH, MAX_ARGS, MAX_LINE
 
 # Every group of the table, in the order of the page.
@@ -104,9 +107,19 @@ Without them REGISTER alone makes it a hit, and its length is the number of rows
 codec: whatever must be equal for stored rows to be usable. A command that names one, on a
 namespace that was registered with another or with none, is `-MISMATCH`.
 
-**Memory.** With `--max-memory` a write makes room by dropping what was used longest ago: a
-namespace with both sessions, a session without one, or a plain key. A write that would not fit
-even then is `-OOM`, and nothing is dropped for it.
+**Memory.** With `--max-memory` or `--max-sessions` a write makes room by dropping others, each as
+a whole: a namespace with both sessions and its recurrent states, a session or states without a
+namespace, a plain key (two that are called `<x>{CHUNK_KEYS[0].decode()}` and
+`<x>{CHUNK_KEYS[1].decode()}`, as a stock LMCache sets them, together). Those that name a namespace
+as their PARENT go before it; else what was used longest ago goes first. What EXISTS, LOOKUP or
+MATCH said to be there counts as used {LEASE_MS // 1000} seconds ahead. Memory is rows, values,
+names, and about what the server takes to keep them. A write that would not fit even then is `-OOM`,
+and nothing is dropped for it.
+
+**Admission.** With `--admission N` a namespace, session or plain key that is not there is kept only
+when it is written for the N-th time among the last {GHOSTS:,} names. Until then the write, and rows
+and states for it, are answered `+OK` and dropped, and a look-up says that it is not there. SET with
+NX is always carried out.
 
 ## Limits
 

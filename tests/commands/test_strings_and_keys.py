@@ -11,6 +11,7 @@ import pytest
 
 from pion_server.commands.keys import SWEEP_KEYS, sweep
 from pion_server.errors import OutOfMemory
+from pion_server.store.keys import KEY_BYTES
 from pion_server.wire.values import OK, Status
 
 LONG_AGO = "1"  # a PXAT of 1970
@@ -98,7 +99,7 @@ def test_hits_and_misses_count_keys_that_were_asked_for(session: Any) -> None:
 def test_mset_that_does_not_fit_sets_nothing_and_evicts_nothing(
     open_session: Callable[..., Any],
 ) -> None:
-    session = open_session(max_memory=1000)
+    session = open_session(max_memory=1000 + 2 * KEY_BYTES)
     session("SET", "old", b"v" * 100)
     refusal = session("MSET", "a", b"v" * 600, "b", b"v" * 600)
     assert isinstance(refusal, OutOfMemory)
@@ -109,7 +110,7 @@ def test_mset_that_does_not_fit_sets_nothing_and_evicts_nothing(
 
 
 def test_set_that_does_not_fit_keeps_the_old_value(open_session: Callable[..., Any]) -> None:
-    session = open_session(max_memory=1000)
+    session = open_session(max_memory=1000 + KEY_BYTES)
     session("SET", "k", "old")
     assert isinstance(session("SET", "k", b"v" * 1001), OutOfMemory)
     assert isinstance(session("SET", "k", b"v" * 1001, "GET"), OutOfMemory)
@@ -117,7 +118,7 @@ def test_set_that_does_not_fit_keeps_the_old_value(open_session: Callable[..., A
 
 
 def test_the_least_recently_used_key_goes_first(open_session: Callable[..., Any]) -> None:
-    session = open_session(max_memory=1000)
+    session = open_session(max_memory=1000 + 3 * KEY_BYTES)
     for name in ("a", "b", "c"):
         session("SET", name, b"v" * 300)
     session("GET", "a")

@@ -183,14 +183,17 @@ def prefix_store(
     *,
     first_layer: int = 0,
     fmt: Fmt | None = None,
+    fingerprint: str | None = None,
 ) -> Call[None]:
     """Store rows `start` to `start + count` of consecutive layers, all of them or none: `rows[i]`
     are K and V of layer `first_layer + i`, (count, dim) values in `fmt`. Sent without a copy, so
-    leave them alone until the call is over."""
+    leave them alone until the call is over. Raises Mismatch where the namespace was registered
+    under another `fingerprint` than the one given."""
     head = words("KV.PREFIX.STORE", ns, start, count)
     layers = span("LAYERS", (first_layer, first_layer + len(rows)))
     data = words("DATA", *(blob for pair in rows for blob in pair))
-    return Call(head + layers + option("FMT", fmt) + data, done)
+    options = option("FMT", fmt) + option("FINGERPRINT", fingerprint)
+    return Call(head + layers + options + data, done)
 
 
 def prefix_fetch(

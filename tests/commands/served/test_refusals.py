@@ -23,10 +23,11 @@ HEX = "00ff"
 
 OTHER = "00fe"
 
-# NS is a namespace of two layers and four tokens in fp32 with dim 2 and fingerprint HEX, NARROW has
-# a schema of one layer and one row, SID is a session whose layer 0 has four rows, NEW is nobody's.
+# NS is a namespace of two layers and four tokens in fp32 with dim 2 and fingerprint HEX, and a
+# recurrent state; NARROW, which goes on from it, has a schema of one layer and one row; SID is a
+# session whose layer 0 has four rows; NEW is nobody's.
 NS, NARROW, SID, NEW = b"refusals\xff\0\r\n", b"narrow", b"refusals-sid", b"refusals-new"
-KV = "KV.PREFIX."
+KV, SSM = "KV.PREFIX.", "SSM.PREFIX."
 REGISTER: Words = (KV + "REGISTER", NEW, 2, "fp32")
 SCHEMA: Words = (KV + "REGISTER.SCHEMA", NEW, "K", 1, "fmt=fp32,dim=2", "V", 1, "fmt=fp32,dim=2")
 STORE: Words = (KV + "STORE", NS, 0, 1)
@@ -62,6 +63,10 @@ REFUSED: list[tuple[str, list[Words]]] = [
             *lacking(KV + "DROP", NS),
             *lacking(KV + "BLOCKS", NS),
             *lacking(KV + "MEMBERSHIP", NS, 2, HASHES),
+            *lacking(SSM + "STORE", NS, 0, ROW)[1:],
+            *lacking(SSM + "FETCH", NS, 0)[1:],
+            (SSM + "DROP",),
+            (*REGISTER, "PARENT"),
             (KV + "MATCH", 3, NS, NS),
             (KV + "INFO", "x"),
             (KV + "BLOCKS", NS, NS),
@@ -89,8 +94,15 @@ REFUSED: list[tuple[str, list[Words]]] = [
                 (KV + "DROP", NS, name),
                 (KV + "BLOCKS", name),
                 (KV + "MEMBERSHIP", name, 2, HASHES),
+                (SSM + "STORE", name, 0, ROW),
+                (SSM + "FETCH", name, 0),
+                (SSM + "DROP", name),
             ]
         ],
+    ),
+    (
+        "PARENT must be 1 to 4096 bytes long",
+        [(*REGISTER, "PARENT", b""), (*SCHEMA, "PARENT", LONG)],
     ),
     # Numbers
     (
@@ -120,6 +132,9 @@ REFUSED: list[tuple[str, list[Words]]] = [
                 (KV + "FETCH", NS, "LAYERS", 0, number),
                 (KV + "FETCH", NS, "RANGE", 0, number),
                 (KV + "MEMBERSHIP", NS, number, HASHES),
+                (SSM + "STORE", NS, number, ROW),
+                (SSM + "FETCH", NS, number),
+                (SSM + "DROP", NS, number),
             ]
             if (words[-2:], number) != (("BATCH", 0), 0)
         ],
@@ -148,6 +163,7 @@ REFUSED: list[tuple[str, list[Words]]] = [
             ("V.FETCH", SID, 4096, 0),
             (KV + "MATCH", 0, NS),
             (KV + "REGISTER", NEW, 2, LONG),
+            (SSM + "STORE", NS, 4096, ROW),
         ],
     ),
     # Options
@@ -180,7 +196,7 @@ REFUSED: list[tuple[str, list[Words]]] = [
         ],
     ),
     (
-        "expected LAYERS, FMT or DATA, each once",
+        "expected LAYERS, FMT, FINGERPRINT or DATA, each once",
         [
             (*STORE, "FMT", "FP32", "FMT", "FP32", "DATA", ROW, ROW),
             (*STORE, "LAYERS", 0, 1, "LAYERS", 0, 1, "DATA", ROW, ROW),
@@ -196,7 +212,13 @@ REFUSED: list[tuple[str, list[Words]]] = [
             (KV + "FETCH", NS, "FMT", "fp64"),
         ],
     ),
-    ("unexpected argument", [("V.CREATE", NEW, 0, "SCHEMA", 1, "fmt=fp32,dim=2", "VQUANT")]),
+    (
+        "unexpected argument",
+        [
+            ("V.CREATE", NEW, 0, "SCHEMA", 1, "fmt=fp32,dim=2", "VQUANT"),
+            (SSM + "DROP", NS, 0, 0),
+        ],
+    ),
     ("unexpected argument", [("PION.STATS", "RESET", "RESET")]),
     ("PION.STATS takes nothing, or RESET", [("PION.STATS", "x"), ("PION.STATS", b"\0")]),
     (
@@ -257,6 +279,14 @@ REFUSED: list[tuple[str, list[Words]]] = [
         "LAYERS and TOKENS declare a complete prefix only together",
         [(*REGISTER, "LAYERS", 2), (*REGISTER, "TOKENS", 2), (*SCHEMA, "LAYERS", 1)],
     ),
+    (
+        "the PARENT is this namespace itself, or goes on from it",
+        [
+            (*REGISTER, "PARENT", NEW),
+            (*SCHEMA, "PARENT", NEW),
+            (KV + "REGISTER", NS, 2, "fp32", "PARENT", NARROW),
+        ],
+    ),
     ("LAYERS is more than", [(*SCHEMA, "LAYERS", 2, "TOKENS", 4)]),
     (
         "K and V must have the same number of layers",
@@ -270,6 +300,7 @@ REFUSED: list[tuple[str, list[Words]]] = [
             (KV + "LOOKUP", NS, "FINGERPRINT", OTHER),
             (KV + "LOOKUP", NARROW, "FINGERPRINT", OTHER),
             (KV + "FETCH", NS, "FINGERPRINT", OTHER),
+            (*STORE, "FINGERPRINT", OTHER, "DATA", ROW, ROW),
         ],
     ),
     # Rows
@@ -346,7 +377,8 @@ def state(raw: Any) -> Callable[[], Any]:
     filling: list[Words] = [
         (KV + "REGISTER", NS, 2, "fp32", *options),
         (KV + "STORE", NS, 0, 4, "DATA", *blobs),
-        (KV + "REGISTER.SCHEMA", NARROW, *SCHEMA[2:]),
+        (KV + "REGISTER.SCHEMA", NARROW, *SCHEMA[2:], "PARENT", NS),
+        (SSM + "STORE", NS, 0, blobs[0]),
         (KV + "STORE", NARROW, 0, 1, "DATA", ROW, ROW),
         ("V.CREATE", SID, 2, "VQUANT", "fp32"),
         ("V.STOREBATCH", SID, 0, 0, 4, blobs[0]),
@@ -362,6 +394,7 @@ def state(raw: Any) -> Callable[[], Any]:
             (KV + "FETCH", NARROW),
             (KV + "BLOCKS", NS),
             ("V.FETCH", SID, 0, "RANGE", 0, 4),
+            (SSM + "FETCH", NS, 0),
         ]
         return held, [raw.ask(*words) for words in reads]
 

@@ -225,3 +225,19 @@ def test_info_counts_what_is_held(start_pion: Any, connect: Any) -> None:
         b"vstore_bytes": 4 * 2 * LAYERS * (TOKENS + 5),
     }
     assert {name: int(fields[name]) for name in expected} == expected
+
+
+@pytest.mark.parametrize("registered", [None, "aa"])
+def test_rows_for_another_fingerprint_are_not_stored(
+    raw: Any, new_name: NewName, registered: str | None
+) -> None:
+    ns = new_name()
+    register(raw, ns, *DECLARED, *(("FINGERPRINT", registered) if registered else ()))
+    blobs = [ROW * TOKENS] * (2 * LAYERS)
+    refused = raw.ask("KV.PREFIX.STORE", ns, 0, TOKENS, "FINGERPRINT", "bb", "DATA", *blobs)
+    assert refused.startswith("-MISMATCH")
+    assert not is_hit(raw, ns)
+    if registered:
+        store = ("KV.PREFIX.STORE", ns, 0, TOKENS, "FINGERPRINT", registered, "DATA", *blobs)
+        assert raw.ask(*store) == "+OK"
+        assert is_hit(raw, ns)
