@@ -86,6 +86,12 @@ FORMS: list[tuple[Call[Any], str]] = [
         "KV.PREFIX.REGISTER.SCHEMA n K 2 fmt=fp16,dim=4 fmt=fp32,dim=8"
         " V 2 fmt=fp32,dim=8 fmt=fp16,dim=4 TOKENS 9",
     ),
+    (
+        calls.prefix_register_schema("n", TWO, TWO, parent=b"m"),
+        "KV.PREFIX.REGISTER.SCHEMA n K 2 fmt=fp16,dim=4 fmt=fp32,dim=8"
+        " V 2 fmt=fp16,dim=4 fmt=fp32,dim=8 PARENT m",
+    ),
+    (calls.prefix_register("n", 4, "fp16", parent="m"), "KV.PREFIX.REGISTER n 4 fp16 PARENT m"),
     (calls.prefix_lookup("n"), "KV.PREFIX.LOOKUP n"),
     (
         calls.prefix_lookup("n", tokens=9, prefill_ms=np.float64(2), fingerprint=FINGER),
@@ -105,6 +111,10 @@ FORMS: list[tuple[Call[Any], str]] = [
     ),
     (calls.prefix_drop("n", "m"), "KV.PREFIX.DROP n m"),
     (calls.prefix_info(), "KV.PREFIX.INFO"),
+    (calls.ssm_store("s", 3, b"xyz"), "SSM.PREFIX.STORE s 3 xyz"),
+    (calls.ssm_fetch("s", 3), "SSM.PREFIX.FETCH s 3"),
+    (calls.ssm_drop("s", 0), "SSM.PREFIX.DROP s 0"),
+    (calls.ssm_drop("s"), "SSM.PREFIX.DROP s"),
     (calls.pion_stats(), "PION.STATS"),
     (calls.pion_stats_reset(), "PION.STATS RESET"),
 ]
@@ -163,6 +173,9 @@ VALUES: list[tuple[Call[Any], Reply, Any]] = [
     (calls.prefix_blocks("n"), Status("UNKNOWN"), None),
     (calls.prefix_membership("n", HASHES), Status("UNKNOWN"), None),
     (calls.prefix_fetch("n"), None, None),
+    (calls.ssm_store("s", 0, b"x"), OK, None),
+    (calls.ssm_fetch("s", 0), b"x", b"x"),
+    (calls.ssm_fetch("s", 0), None, None),
     (calls.prefix_info(), b"vstore_bytes:12\r\n", {"vstore_bytes": 12}),
 ]
 

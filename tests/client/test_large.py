@@ -51,6 +51,23 @@ def test_no_copy_on_the_way_out_or_in(
     assert peak < 4 * MB
 
 
+def test_a_recurrent_state_of_64_mb(
+    connect: Any, pion_server: Any, payload: Any, traced: None
+) -> None:
+    client, into = connect(pion_server.url), np.zeros_like(payload)
+    client.ping()
+    tracemalloc.reset_peak()
+    before = tracemalloc.get_traced_memory()[0]
+    client.ssm_store("large", 5, payload)
+    state = client.ssm_fetch("large", 5, into=into)
+    peak = tracemalloc.get_traced_memory()[1] - before
+    client.ssm_drop("large")
+    assert np.shares_memory(np.frombuffer(state, np.uint8), into)
+    assert np.array_equal(into, payload)
+    assert client.ssm_fetch("large", 5) is None
+    assert peak < 4 * MB
+
+
 def test_a_prefix_larger_than_any_buffer(connect: Any, pion_server: Any) -> None:
     layers, tokens, dim = 4, 4096, 1024
     rows = np.random.default_rng(5).integers(0, 2**15, (layers, 2, tokens, dim), np.uint16)
