@@ -8,6 +8,7 @@ connection to that one, which is found by opening more and asking each where it 
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Iterator
 from typing import TypeVar
 
@@ -30,6 +31,7 @@ class Workers:
         self._redirect = redirect
         self._first = self._connection()
         self._known: dict[int, Client] = {}
+        self._redirecting = threading.Lock()
 
     def run(self, call: Call[T]) -> T:
         """The value of a call. Raises PionError, among them that the session lives elsewhere where
@@ -40,17 +42,18 @@ class Workers:
             refusal, elsewhere = error, _ELSEWHERE.search(str(error))
         if not (self._redirect and elsewhere):
             raise refusal
-        worker = int(elsewhere[1])
+        with self._redirecting:
+            return self._run_on(int(elsewhere[1]), call, refusal)
+
+    def _run_on(self, worker: int, call: Call[T], refusal: PionError) -> T:
         for client in self._connections_to(worker):
+            self._known[worker] = client
             try:
-                value = client.execute(call)
+                return client.execute(call)
             except PionError as error:
                 if not _ELSEWHERE.search(str(error)):
                     raise
-                client.close()  # it was opened again, and landed elsewhere
-            else:
-                self._known[worker] = client
-                return value
+                self._known.pop(worker).close()  # it was opened again, and landed elsewhere
         raise refusal
 
     def close(self) -> None:
@@ -61,7 +64,7 @@ class Workers:
     def _connections_to(self, worker: int) -> Iterator[Client]:
         """The connection that is known to lead there, then new ones that do."""
         if worker in self._known:
-            yield self._known.pop(worker)
+            yield self._known[worker]
         for _ in range(ATTEMPTS):
             client = self._connection()
             if client.pion_stats()["worker"] == worker:
