@@ -1,0 +1,193 @@
+"""What durability costs: storing with the log off and on, recovery, snapshots and their stalls.
+
+    python benchmarks/durability.py [--gb N] [--rounds N] [--json PATH]
+
+Each way of keeping the log has a server of its own, and they take turns: a round stores one 32 MB
+blob with each. Redis runs beside with the same policies of its append-only file. Then the server
+that flushes every second holds --gb of rows: a snapshot is taken while another client asks PING all
+the time (its longest wait is the stall), and the server is killed and started again (recovery).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import redis as redis_py
+
+from benchmarks import harness
+from pion_server.client import Client
+
+BLOB = 32 << 20
+DIM = 1024
+ROWS = BLOB // (2 * DIM)  # fp16
+SLOTS = 8  # sessions that the rounds overwrite in turn
+POLICIES = ("no", "everysec", "always")
+
+
+class Pion:
+    def __init__(self, port: int) -> None:
+        self.client = Client(f"pion://127.0.0.1:{port}", timeout=120)
+
+    def store(self, slot: int, blob: memoryview) -> None:
+        self.client.v_create(b"slot%d" % slot, DIM, "fp16")
+        self.client.v_storebatch(b"slot%d" % slot, 0, 0, ROWS, blob, fmt="NATIVE")
+
+
+class Redis:
+    def __init__(self, port: int) -> None:
+        self.client = redis_py.Redis(port=port, socket_timeout=120)
+
+    def store(self, slot: int, blob: memoryview) -> None:
+        self.client.set(f"slot{slot}", blob)
+
+
+@contextlib.contextmanager
+def redis_with_log(folder: Path, policy: str | None) -> Iterator[int]:
+    program = shutil.which("redis-server")
+    if program is None:
+        raise SystemExit("this benchmark compares with Redis: install redis-server first")
+    folder.mkdir()
+    port = harness.free_port()
+    log = ["--appendonly", "yes", "--appendfsync", policy] if policy else ["--appendonly", "no"]
+    command = [program, "--port", str(port), "--save", "", "--dir", str(folder), *log]
+    with harness.child(command, port):
+        yield port
+
+
+def pion_options(folder: Path, policy: str) -> list[str]:
+    return ["--data-dir", str(folder), "--wal-fsync", policy]
+
+
+def throughput(folder: Path, rounds: int, blob: memoryview) -> dict[str, list[float]]:
+    """GB/s of each round, by way."""
+    with contextlib.ExitStack() as servers:
+        ways: dict[str, Pion | Redis] = {"pion off": Pion(servers.enter_context(harness.pion()))}
+        ways["redis off"] = Redis(servers.enter_context(redis_with_log(folder / "r-off", None)))
+        for policy in POLICIES:
+            options = pion_options(folder / f"p-{policy}", policy)
+            ways[f"pion {policy}"] = Pion(servers.enter_context(harness.pion(*options)))
+            port = servers.enter_context(redis_with_log(folder / f"r-{policy}", policy))
+            ways[f"redis {policy}"] = Redis(port)
+        speed: dict[str, list[float]] = {name: [] for name in ways}
+        for number in range(rounds + 1):
+            for name, way in ways.items():
+                took = harness.timed(partial(way.store, number % SLOTS, blob))
+                if number:
+                    speed[name].append(BLOB / 1e9 / took)
+        return speed
+
+
+class Pinger(threading.Thread):
+    """Another client, asking all the time; `waits` in milliseconds."""
+
+    def __init__(self, port: int) -> None:
+        super().__init__(daemon=True)
+        self._client = Client(f"pion://127.0.0.1:{port}", timeout=60)
+        self.waits: list[float] = []
+        self.stopped = threading.Event()
+
+    def run(self) -> None:
+        while not self.stopped.is_set():
+            self.waits.append(harness.timed(self._client.ping) * 1000)
+
+    def finish(self) -> list[float]:
+        self.stopped.set()
+        self.join()
+        return self.waits
+
+
+def snapshot_and_recovery(folder: Path, gigabytes: float, blob: memoryview) -> dict[str, Any]:
+    options = pion_options(folder / "big", "everysec")
+    slots = max(1, round(gigabytes * 1e9 / BLOB))
+    held = slots * BLOB / 1e9
+    with harness.pion(*options) as port:
+        server = Pion(port)
+        for slot in range(slots):
+            server.store(slot, blob)
+        quiet = pings(port, lambda: time.sleep(2))
+        while_saving = pings(port, lambda: server.client.execute(save()))
+        saving = while_saving["took_s"]
+    start = time.perf_counter()
+    with harness.pion(*options) as port:
+        server = Pion(port)
+        recovered = time.perf_counter() - start
+        kept = server.client.prefix_info()["vstore_bytes"]
+        assert kept == slots * BLOB, f"{kept} bytes came back of {slots * BLOB}"
+    with harness.pion() as port:
+        start_empty = harness.timed(Client(f"pion://127.0.0.1:{port}").ping)
+    return {
+        "held_gb": round(held, 3),
+        "snapshot_s_per_gb": round(saving / held, 3),
+        "stall_ms_while_saving": while_saving,
+        "stall_ms_without": quiet,
+        "recovery_s_per_gb": round(recovered / held, 3),
+        "ping_of_an_empty_server_ms": round(start_empty * 1000, 3),
+    }
+
+
+def save() -> Any:
+    from pion_server.client.calls import Call
+
+    return Call([b"KV.PREFIX.SAVE"], lambda reply: reply)
+
+
+def pings(port: int, during: Any) -> dict[str, float]:
+    """How long another client waited for its PINGs while `during` ran."""
+    pinger = Pinger(port)
+    pinger.start()
+    took = harness.timed(during)
+    waits = pinger.finish()
+    return {
+        "took_s": round(took, 3),
+        "median": round(harness.percentile(waits, 0.5), 3),
+        "p99": round(harness.percentile(waits, 0.99), 3),
+        "longest": round(max(waits), 3),
+    }
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options.add_argument("--gb", type=float, default=1.0)
+    options.add_argument("--rounds", type=int, default=15)
+    options.add_argument("--json", type=Path, default=harness.default_path("durability"))
+    chosen = options.parse_args()
+    blob = np.random.default_rng(1).integers(0, 256, BLOB, np.uint8).data
+    with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR")) as name:
+        folder = Path(name)
+        speed = throughput(folder, chosen.rounds, blob)
+        rest = snapshot_and_recovery(folder, chosen.gb, blob)
+    figures: dict[str, Any] = {
+        "store_gb_s": {name: harness.summary(values) for name, values in speed.items()},
+        "log_costs": {
+            f"{who} {policy}": harness.ratio(speed[f"{who} off"], speed[f"{who} {policy}"])
+            for who in ("pion", "redis")
+            for policy in POLICIES
+        },
+        **rest,
+    }
+    harness.write(chosen.json, figures)
+    for name, row in figures["store_gb_s"].items():
+        print(f"{name:16s} {row['median']:6.2f} GB/s   ({row['min']:.2f} to {row['max']:.2f})")
+    print("storing with the log takes so many times as long:", figures["log_costs"])
+    print(rest)
+    groups = ["off", *POLICIES]
+    series = {
+        who: [figures["store_gb_s"][f"{who} {group}"]["median"] for group in groups]
+        for who in ("pion", "redis")
+    }
+    harness.bars(chosen.json, "Storing 32 MB with the log", "GB/s (median)", groups, series)
+
+
+if __name__ == "__main__":
+    main()
