@@ -12,6 +12,7 @@ import os
 import sys
 from collections import deque
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import TypeAlias
@@ -36,8 +37,11 @@ class Disk:
         return os.listdir(folder)
 
     def create(self, path: Path) -> int:
-        """An empty file to append to, in the place of one that is there."""
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
+        """A new file to append to. One that is there loses the name, not its bytes: they may have
+        another name."""
+        with suppress(FileNotFoundError):
+            os.unlink(path)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
         return os.open(path, flags, 0o600)
 
     def open(self, path: Path) -> int:

@@ -1,7 +1,8 @@
 """The journal of one data folder: opened once, then told of every mutation.
 
     lock                    held while a server uses the folder
-    snapshot                the state after some record (snapshot.py); snapshot.tmp while written
+    snapshot                the state after some record (snapshot.py)
+    snapshot.tmp, .link     one that is being made, or getting another name
     wal.<first sequence>    the records after it (segment.py)
     quarantine/             what could not be read (recovery.py)
 
@@ -171,7 +172,7 @@ class Journal:
                 if number <= covers:
                     self._disk.unlink(segment_path(self._folder, number))
             if target is not None:
-                self._export(target)
+                snapshot.export(self._disk, self._folder, target)
         except BaseException as error:
             self._patient_until = time.monotonic() + PATIENCE_SECONDS
             if isinstance(error, OSError):
@@ -190,12 +191,6 @@ class Journal:
             raise PionError("the snapshot is given up, since the server stops")
         if (stuck := self._wal.stuck()) is not None:
             raise stuck
-
-    def _export(self, target: Path) -> None:
-        link = self._folder / snapshot.UNFINISHED
-        self._disk.link(self._folder / snapshot.NAME, link)
-        self._disk.rename(link, target)
-        self._disk.sync_folder(self._folder)
 
     def _export_path(self, name: str | None) -> Path | None:
         if name is None:
@@ -243,8 +238,8 @@ def _settle(disk: Disk, folder: Path, found: Recovered) -> dict[int, int]:
         found.snapshot_bytes = snapshot.write(disk, folder, view, found.last, lambda: None)
         sizes = {}
     names = disk.names(folder)
-    if snapshot.UNFINISHED in names:
-        disk.unlink(folder / snapshot.UNFINISHED)
+    for name in {snapshot.UNFINISHED, snapshot.LINK}.intersection(names):
+        disk.unlink(folder / name)
     for number in segment_numbers(names):
         if number in sizes:
             _cut_and_sync(disk, segment_path(folder, number), sizes[number])

@@ -12,7 +12,9 @@ import secrets
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain
+from heapq import merge
+from itertools import chain, islice
+from operator import itemgetter
 from pathlib import Path
 from typing import TypeAlias
 
@@ -30,6 +32,7 @@ from pion_server.store.units import Unit
 
 NAME = "snapshot"
 UNFINISHED = "snapshot.tmp"
+LINK = "snapshot.link"  # on its way to become another name of the snapshot
 
 # Rows of one session that make a record. Larger saves nothing; smaller pieces keep a damaged spot,
 # and the memory that recovery has in its hands at once, small.
@@ -38,6 +41,9 @@ RECORD_BYTES = 8 << 20
 PIECE_BYTES = 1 << 20
 # Dirty pages are given to the disk in steps, or the log's own syncs would wait for all of them.
 SYNC_BYTES = 32 << 20
+
+# About 5 ms.
+SORTED_AT_ONCE = 10_000
 
 Runs: TypeAlias = dict[int, tuple[Extent, ...]]
 
@@ -55,7 +61,7 @@ class Capture:
 
     def mutations(self) -> Iterator[m.Mutation]:
         """What leads to the state from nothing, the least recently used unit first."""
-        for unit in sorted(self.used, key=self.used.__getitem__):
+        for unit in _in_order(self.used):
             match unit:
                 case m.DropPrefix(namespace):
                     yield self.prefixes[namespace]
@@ -90,6 +96,13 @@ class Capture:
             yield m.StoreRows(tuple(group))
 
 
+def _in_order(used: dict[Unit, Stamp]) -> Iterator[Unit]:
+    """The least recently used one first. In parts: sorted() lets no other thread run."""
+    items = iter(used.items())
+    parts = iter(lambda: sorted(islice(items, SORTED_AT_ONCE), key=itemgetter(1)), [])
+    return (unit for unit, _ in merge(*parts, key=itemgetter(1)))
+
+
 def capture(state: State) -> Capture:
     """The state as it is now."""
     return Capture(
@@ -118,32 +131,45 @@ def write(disk: Disk, folder: Path, view: Capture, covers: int, go_on: Callable[
     bytes. `go_on` is called between pieces, and gives up by raising. Raises OSError; then, and
     also where the process dies, the snapshot that was there is still there."""
     unfinished = folder / UNFINISHED
-    fd = disk.create(unfinished)
     try:
-        size = _write_records(disk, fd, view, covers, go_on)
-        disk.sync(fd)
+        size = _write_file(disk, unfinished, view, covers, go_on)
+        disk.rename(unfinished, folder / NAME)
     except BaseException:
         with suppress(OSError):
             disk.unlink(unfinished)
         raise
-    finally:
-        disk.close(fd)
-    disk.rename(unfinished, folder / NAME)
     disk.sync_folder(folder)
     return size
 
 
-def _write_records(
-    disk: Disk, fd: int, view: Capture, covers: int, go_on: Callable[[], None]
+def export(disk: Disk, folder: Path, target: Path) -> None:
+    """Make `target` another name of the snapshot, in the place of a file that is there. Raises
+    OSError."""
+    link = folder / LINK
+    with suppress(FileNotFoundError):
+        disk.unlink(link)
+    disk.link(folder / NAME, link)
+    disk.rename(link, target)
+    disk.sync_folder(folder)
+
+
+def _write_file(
+    disk: Disk, path: Path, view: Capture, covers: int, go_on: Callable[[], None]
 ) -> int:
-    header = FileHeader(FileKind.SNAPSHOT, covers, secrets.randbits(64))
-    size = synced = write_all(disk, fd, [header.pack()])
-    for piece in _pieces(view, header.salt):
-        go_on()
-        size += write_all(disk, fd, piece)
-        if size - synced >= SYNC_BYTES:
-            disk.sync(fd)
-            synced = size
+    """Write and sync everything; returns how many bytes."""
+    fd = disk.create(path)
+    try:
+        header = FileHeader(FileKind.SNAPSHOT, covers, secrets.randbits(64))
+        size = synced = write_all(disk, fd, [header.pack()])
+        for piece in _pieces(view, header.salt):
+            go_on()
+            size += write_all(disk, fd, piece)
+            if size - synced >= SYNC_BYTES:
+                disk.sync(fd)
+                synced = size
+        disk.sync(fd)
+    finally:
+        disk.close(fd)
     return size
 
 

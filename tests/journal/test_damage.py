@@ -58,7 +58,7 @@ def test_a_log_cut_at_any_byte_is_a_prefix_of_what_was_acknowledged() -> None:
     (name,) = disk.segments()
     ends = record_ends(disk, name)
     states = [state_after(STORY[:i]) for i in range(len(STORY) + 1)]
-    for size in places(len(disk.content(name)), 3):
+    for size in places(len(disk.content(name)), 11):
         cut = disk.after()
         del cut.content(name)[size:]
         found = recover(cut, FOLDER)
@@ -72,14 +72,14 @@ def test_a_log_cut_at_any_byte_is_a_prefix_of_what_was_acknowledged() -> None:
 
 # (bits to flip, every how many bytes of the older part of a file)
 PATTERNS = [
-    (0xFF, 5),
+    (0xFF, 11),
     *(pytest.param(*each, marks=pytest.mark.long) for each in ((0xFF, 1), (0x01, 1), (0x80, 1))),
 ]
 
 
 def places(size: int, stride: int) -> list[int]:
-    """Every byte of the last 2 KB, some tens of records, and some of those before."""
-    return [*range(0, size - 2048, stride), *range(max(0, size - 2048), size)]
+    """Every byte of the last 1200, half a dozen records, and some of those before."""
+    return [*range(0, size - 1200, stride), *range(max(0, size - 1200), size)]
 
 
 @pytest.mark.parametrize(("pattern", "stride"), PATTERNS)
@@ -143,7 +143,7 @@ def test_a_flipped_byte_of_a_snapshot_costs_at_most_the_unit_it_was_about(
 def test_a_snapshot_cut_at_any_byte_loses_units_and_says_so() -> None:
     disk = written(save_at=len(STORY))
     whole = state_after(STORY)
-    for size in places(len(disk.content("snapshot")), 3):
+    for size in places(len(disk.content("snapshot")), 11):
         cut = disk.after()
         del cut.content("snapshot")[size:]
         found = recover(cut, FOLDER)

@@ -121,6 +121,47 @@ def test_the_process_may_die_at_any_operation(policy: str) -> None:
         check(disk.after(), log, acknowledged, (at, disk.trace[-1]))
 
 
+class TwoFaults(MemoryDisk):
+    """Fails at one operation and stops at a later one."""
+
+    def __init__(self, fails_at: int, code: int, stops_at: int) -> None:
+        super().__init__()
+        self.fault = Fault(fails_at, code)
+        self.gate = lambda _: self._next(fails_at, stops_at)
+
+    def _next(self, fails_at: int, stops_at: int) -> None:
+        if len(self.trace) >= fails_at:
+            self.fault = Fault(stops_at)
+
+
+def fail_then_die(fails_at: int, code: int, stops_at: int) -> None:
+    disk = TwoFaults(fails_at, code, stops_at)
+    try:
+        driver = run(disk)
+    except SystemExit:
+        driver = None
+    log, acknowledged = (driver.log, driver.acknowledged) if driver else ([], 0)
+    if driver is not None:
+        end(driver)
+    check(disk.after(), log, acknowledged, (fails_at, stops_at, disk.trace[-1]))
+
+
+def test_an_operation_may_fail_and_the_process_die_later() -> None:
+    dice = random.Random(3)
+    total = len(clean_trace())
+    for _ in range(150):
+        first, last = sorted(dice.sample(range(1, total + 10), 2))
+        fail_then_die(first, dice.choice([errno.EIO, errno.ENOSPC]), last)
+
+
+@pytest.mark.long
+def test_any_operation_may_fail_and_the_process_die_at_any_later_one() -> None:
+    total = len(clean_trace())
+    for first in range(1, total + 1):
+        for last in range(first + 1, total + 10):
+            fail_then_die(first, errno.EIO, last)
+
+
 def test_the_power_may_be_cut_at_any_operation() -> None:
     total = len(clean_trace())
     for at in range(1, total + 1):

@@ -10,12 +10,12 @@ import errno
 import random
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from driver import FOLDER, Driver, state_after, state_of
-from memory_disk import MemoryDisk
+from driver import FOLDER, Driver, key, reopened, until
+from memory_disk import Gate, MemoryDisk
 from stories import block, register, story
 
 from pion_server.errors import Misconf
@@ -25,41 +25,6 @@ from pion_server.journal.wal import Policy
 from pion_server.store import mutations as m
 
 POLICIES: list[Policy] = ["always", "everysec", "no"]
-
-
-def key(number: int, size: int = 1) -> m.SetKey:
-    return m.SetKey(0, b"key %d" % number, b"%d" % (number % 10) * size)
-
-
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, "nothing happened for a long time"
-        time.sleep(0.0005)
-
-
-class Gate:
-    """Holds up one operation of a disk until it is opened, or fails it."""
-
-    def __init__(self, disk: MemoryDisk, operation: str, code: int | None = None) -> None:
-        self.reached = threading.Event()
-        self.opened = threading.Event()
-        self._operation, self._errno = operation, code
-        disk.gate = self
-
-    def __call__(self, operation: str) -> None:
-        if operation == self._operation and not self.opened.is_set():
-            self.reached.set()
-            if self._errno is not None:
-                raise OSError(self._errno, "as the test says")
-            assert self.opened.wait(20)
-
-
-def reopened(disk: MemoryDisk, log: Sequence[m.Mutation]) -> None:
-    """What the next process finds is all of `log`."""
-    found = recover(disk.after(), FOLDER)
-    assert found.report.damage == []
-    assert state_of(found.store) == state_after(log)
 
 
 @pytest.mark.parametrize("policy", POLICIES)

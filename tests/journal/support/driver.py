@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import wait
 from pathlib import Path
 from typing import Any
 
+from memory_disk import MemoryDisk
+
 from pion_server.journal.disk import Disk
 from pion_server.journal.journal import Journal
+from pion_server.journal.recovery import recover
 from pion_server.journal.wal import Policy
 from pion_server.store.keys import DBS
-from pion_server.store.mutations import Mutation
+from pion_server.store.mutations import Mutation, SetKey
 from pion_server.store.store import Store
 
 FOLDER = Path("/data")
@@ -123,3 +126,21 @@ def state_after(log: Iterable[Mutation]) -> dict[str, Any]:
     for mutation in log:
         store.apply(mutation)
     return state_of(store)
+
+
+def key(number: int, size: int = 1) -> SetKey:
+    return SetKey(0, b"key %d" % number, b"%d" % (number % 10) * size)
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, "nothing happened for a long time"
+        time.sleep(0.0005)
+
+
+def reopened(disk: MemoryDisk, log: Sequence[Mutation]) -> None:
+    """What the next process finds is all of `log`."""
+    found = recover(disk.after(), FOLDER)
+    assert found.report.damage == []
+    assert state_of(found.store) == state_after(log)

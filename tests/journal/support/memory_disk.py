@@ -118,8 +118,7 @@ class MemoryDisk(Disk):
 
     @operation
     def create(self, path: Path) -> int:
-        inode = self.files.setdefault(path, Inode())
-        inode.data.clear()
+        inode = self.files[path] = Inode()
         return self._open(inode)
 
     @operation
@@ -219,3 +218,20 @@ def _cut(inode: Inode, random: random.Random) -> bytes:
             end = min(start + PAGE, size)
             data[start:end] = bytes(end - start)
     return bytes(data[:size])
+
+
+class Gate:
+    """Holds up one operation of a disk until it is opened, or fails it."""
+
+    def __init__(self, disk: MemoryDisk, operation: str, code: int | None = None) -> None:
+        self.reached = threading.Event()
+        self.opened = threading.Event()
+        self._operation, self._errno = operation, code
+        disk.gate = self
+
+    def __call__(self, operation: str) -> None:
+        if operation == self._operation and not self.opened.is_set():
+            self.reached.set()
+            if self._errno is not None:
+                raise OSError(self._errno, "as the test says")
+            assert self.opened.wait(20)
