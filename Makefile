@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.ready
 
-.PHONY: setup demo test test-long check bench clean
+.PHONY: setup lmcache demo test test-long check bench clean
 
 setup: $(STAMP)
 
@@ -18,6 +18,10 @@ $(STAMP): pyproject.toml
 	@$(BIN)/python -m pion_vllm_mlx.blas || { [ "$$(uname -sm)" != "Linux x86_64" ] || \
 		$(BIN)/python -m pip install --quiet --disable-pip-version-check mkl; }
 	@touch $(STAMP)
+
+# What the tests of pion_lmcache need: gigabytes, so it is asked for. Without it they are skipped.
+lmcache: setup
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[mlx,demo,dev,lmcache]'
 
 demo: setup
 	@$(BIN)/python -m pion_vllm_mlx.demo
