@@ -89,7 +89,10 @@ class Recency:
         return self._parents.get(unit)
 
     def descends(self, unit: Unit | None, ancestor: Unit) -> bool:
-        """Whether `unit` is `ancestor`, or below it."""
+        """Whether `unit` is `ancestor`, or below it. A walk up from `unit`, but for an ancestor
+        without children, as every newcomer of a chain is one."""
+        if ancestor not in self._children:
+            return unit == ancestor
         while unit is not None and unit != ancestor:
             unit = self._parents.get(unit)
         return unit is not None

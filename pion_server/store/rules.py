@@ -92,11 +92,23 @@ def _plan_store_rows(state: State, mutation: m.StoreRows) -> Plan:
 def _store_rows(state: State, mutation: m.StoreRows) -> int:
     for block in mutation.blocks:
         session = state.sessions[block.sid]
-        rows, counted = session.row_bytes, session.nbytes
+        prefix = _prefix_of(state, session)
+        _count_rows(state, session, prefix, -1)
         session.put(block)
-        state.row_bytes += session.row_bytes - rows
-        state.recount(session.nbytes - counted)
+        _count_rows(state, session, prefix, 1)
     return sum(block.count for block in mutation.blocks)
+
+
+def _prefix_of(state: State, session: Session) -> Prefix | None:
+    """The namespace that a session is a side of."""
+    unit = session.unit
+    return state.prefixes[unit.namespace] if isinstance(unit, m.DropPrefix) else None
+
+
+def _count_rows(state: State, session: Session, prefix: Prefix | None, times: int) -> None:
+    state.count_session(session, times)
+    if prefix is not None:  # where none were declared, its tokens are rows
+        state.count_prefix(prefix, times)
 
 
 def _plan_drop_session(state: State, mutation: m.DropSession) -> Plan:
@@ -133,7 +145,8 @@ def _check_declaration(mutation: m.RegisterPrefix, declared: m.Declaration) -> N
 
 def _check_parent(state: State, unit: m.DropPrefix, parent: m.DropPrefix) -> None:
     """Refuse a circle: nothing in it could be evicted before the rest."""
-    if state.recency.descends(parent, unit):
+    known = state.recency.parent(unit) == parent
+    if not known and state.recency.descends(parent, unit):
         raise PionError("the PARENT is this namespace itself, or goes on from it")
 
 
@@ -174,9 +187,10 @@ def _register(state: State, mutation: m.RegisterPrefix) -> int:
     made = prefix is None
     if prefix is None:
         prefix = state.prefixes[mutation.namespace] = _open_prefix(state, mutation, unit)
-    state.recount(-table_bytes(prefix.blocks))
+    else:
+        state.count_prefix(prefix, -1)
     prefix.update(mutation)
-    state.recount(table_bytes(prefix.blocks))
+    state.count_prefix(prefix, 1)
     if mutation.parent is not None:
         state.recency.follow(unit, m.DropPrefix(mutation.parent))
     return int(made)
@@ -206,11 +220,11 @@ def _drop_prefix(state: State, mutation: m.DropPrefix) -> int:
     prefix = state.prefixes.pop(mutation.namespace, None)
     if prefix is None:
         return 0
-    state.recount(-table_bytes(prefix.blocks))
+    state.count_prefix(prefix, -1)
     state.close(prefix.keys)
     state.close(prefix.values)
     if recurrent := state.recurrent.pop(mutation.namespace, None):
-        state.recount(-recurrent.nbytes)
+        state.count_recurrent(recurrent, -1)
     state.recency.remove(mutation)
     return 1
 
@@ -234,11 +248,12 @@ def _plan_store_state(state: State, mutation: m.StoreState) -> Plan:
 
 def _store_state(state: State, mutation: m.StoreState) -> int:
     held = _recurrent(state, mutation.sid)
-    before = held.nbytes if mutation.sid in state.recurrent else 0
+    if mutation.sid in state.recurrent:
+        state.count_recurrent(held, -1)
     held.put(mutation.layer, mutation.data)
     state.recurrent[mutation.sid] = held
     state.recency.add(held.unit)
-    state.recount(held.nbytes - before)
+    state.count_recurrent(held, 1)
     return 1
 
 
@@ -246,13 +261,12 @@ def _drop_state(state: State, mutation: m.DropState) -> int:
     held = state.recurrent.get(mutation.sid)
     if held is None:
         return 0
-    before = held.nbytes
+    state.count_recurrent(held, -1)
     gone = held.drop(mutation.layer)
     if held.blobs:
-        state.recount(held.nbytes - before)
+        state.count_recurrent(held, 1)
         return gone
     del state.recurrent[mutation.sid]
-    state.recount(-before)
     if isinstance(held.unit, m.DropState):
         state.recency.remove(held.unit)
     return gone

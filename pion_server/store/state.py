@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pion_server.store.keys import DBS, Keys
 from pion_server.store.mutations import DropPrefix, DropSession, DropState
-from pion_server.store.prefixes import Prefix
+from pion_server.store.prefixes import Prefix, table_bytes
 from pion_server.store.recency import Recency
 from pion_server.store.recurrent import Recurrent
 from pion_server.store.schema import Schema
@@ -25,6 +25,9 @@ class State:
         self.keys = Keys()
         self.recency = Recency()
         self.row_bytes = 0  # of all rows, as they are stored
+        self.prefix_tokens = 0  # the lengths of all namespaces together
+        self.recurrent_count = 0  # blobs of recurrent state
+        self.recurrent_bytes = 0  # what these hold
         self._bytes = 0  # what all sessions, namespaces and recurrent states count for
 
     @property
@@ -47,21 +50,6 @@ class State:
         """Plain keys of all dbs, expired ones that are not yet taken away included."""
         return sum(self.keys.count(db) for db in range(DBS))
 
-    @property
-    def prefix_tokens(self) -> int:
-        """The lengths of all prefixes together."""
-        return sum(prefix.tokens for prefix in self.prefixes.values())
-
-    @property
-    def recurrent_count(self) -> int:
-        """Blobs of recurrent state."""
-        return sum(len(each.blobs) for each in self.recurrent.values())
-
-    @property
-    def recurrent_bytes(self) -> int:
-        """What these blobs hold."""
-        return sum(each.blob_bytes for each in self.recurrent.values())
-
     def parent(self, namespace: bytes) -> bytes | None:
         """The namespace that this one goes on from."""
         unit = self.recency.parent(DropPrefix(namespace))
@@ -82,18 +70,29 @@ class State:
     def open(self, sid: bytes, schema: Schema, unit: DropPrefix | DropSession) -> Session:
         """Enter a new session that goes with `unit`."""
         session = self.sessions[sid] = Session(sid, schema, unit)
-        self.recount(session.nbytes)
+        self.count_session(session, 1)
         return session
 
     def close(self, session: Session) -> None:
         """Take a session and its rows out."""
         del self.sessions[session.sid]
-        self.row_bytes -= session.row_bytes
-        self.recount(-session.nbytes)
+        self.count_session(session, -1)
 
-    def recount(self, nbytes: int) -> None:
-        """Sessions, namespaces and recurrent states count for `nbytes` more."""
-        self._bytes += nbytes
+    def count_session(self, session: Session, times: int) -> None:
+        """Count a session with all that is in it, 1 or (before it changes) -1 times."""
+        self.row_bytes += times * session.row_bytes
+        self._bytes += times * session.nbytes
+
+    def count_prefix(self, prefix: Prefix, times: int) -> None:
+        """Count a namespace, but for its sessions."""
+        self.prefix_tokens += times * prefix.tokens
+        self._bytes += times * table_bytes(prefix.blocks)
+
+    def count_recurrent(self, held: Recurrent, times: int) -> None:
+        """Count the recurrent states of a session id."""
+        self.recurrent_count += times * len(held.blobs)
+        self.recurrent_bytes += times * held.blob_bytes
+        self._bytes += times * held.nbytes
 
 
 def sessions_of(unit: Unit) -> int:

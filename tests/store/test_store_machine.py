@@ -475,6 +475,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert self.store.recurrent_bytes == sum(map(len, blobs))
         assert self.store.session_count == len(self.sessions)
         assert self.store.prefix_count == len(self.prefixes)
+        assert self.store.prefix_tokens == sum(p.tokens for p in self.store.prefixes.values())
         assert self.store.bytes_used == sum(map(self.store.size, self.store.recency))
 
     @invariant()
