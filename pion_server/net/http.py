@@ -59,6 +59,7 @@ class HttpEndpoint:
     def __init__(self, pages: Mapping[str, Page]) -> None:
         self._pages = pages
         self._writers: set[asyncio.StreamWriter] = set()
+        self._listener: asyncio.Server | None = None
 
     async def listen(self, port: int) -> int:
         """Answer from now on; returns the port. Raises PionError where that is not possible."""
@@ -70,8 +71,9 @@ class HttpEndpoint:
         return int(self._listener.sockets[0].getsockname()[1])
 
     def close(self) -> None:
-        """Answer no more."""
-        self._listener.close()
+        """Answer no more, if ever."""
+        if self._listener is not None:
+            self._listener.close()
         for writer in self._writers:
             writer.transport.abort()
 
