@@ -26,8 +26,9 @@ from pion_lmcache.layout import Layout, fingerprint, layout_of, word
 from pion_lmcache.options import Options
 from pion_lmcache.remote import Unavailable
 
-# Of LMCache's own patience with a get, after which it calls the whole batch a miss.
-SHARE_OF_PATIENCE = 0.8
+# Of blocking_timeout_secs, after which LMCache calls a whole batch a miss: what is left is for the
+# way through its event loop.
+SHARE_OF_PATIENCE = 0.9
 
 
 class PionConnector(RemoteConnector):
@@ -43,7 +44,13 @@ class PionConnector(RemoteConnector):
         super().__init__(config, backend.metadata)
         self._backend = backend
         self._codec = options.vquant
-        self._patience = SHARE_OF_PATIENCE * config.blocking_timeout_secs
+        # The last piece of a batch may start so late.
+        self._patience = SHARE_OF_PATIENCE * config.blocking_timeout_secs - options.timeout
+        if self._patience <= 0:
+            raise ValueError(
+                f"timeout {options.timeout:g} must be well below LMCache's blocking_timeout_secs "
+                f"({config.blocking_timeout_secs}), since a batch is several answers"
+            )
         self.layout = self._layout(self.full_chunk_size_bytes)
         parts = [word(self.meta_shapes, self.meta_dtypes), options.vquant or "exact"]
         self.prefix = f"{options.prefix}{'-'.join(parts)}/"

@@ -10,7 +10,6 @@ any size moves, and what has come before a failure counts. All methods may be ca
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ import xxhash
 from pion_lmcache.layout import Layout
 from pion_lmcache.options import Options
 from pion_lmcache.remote import Remote, Unavailable
+from pion_lmcache.tally import Tally
 from pion_server.client import Call, PionError, calls
 
 # Large enough that a round trip between two pieces is nothing, small enough that one arrives
@@ -59,7 +59,7 @@ class Engine:
 
     def __init__(self, options: Options) -> None:
         self.remote = Remote(options)
-        self.counts: Counter[str] = Counter()
+        self.counts = Tally()
 
     def match(self, names: Sequence[bytes]) -> int:
         """How many leading names are there."""
@@ -95,8 +95,8 @@ class Engine:
                 for index, *pair in zip(piece, answers[0::2], answers[1::2], strict=True):
                     if not any(self._refused(answer) for answer in pair):
                         outcomes[index] = Outcome.STORED
-                        self.counts["bytes_stored"] += len(chunks[index].data)
-        self.counts.update(outcome.value for outcome in outcomes)
+                        self.counts.add("bytes_stored", len(chunks[index].data))
+        self.counts.add_each(outcome.value for outcome in outcomes)
         return outcomes
 
     def get(self, chunks: Sequence[Chunk], until: float = float("inf")) -> list[int]:
@@ -114,9 +114,9 @@ class Engine:
                 for index, nbytes in zip(piece, self._received(wanted), strict=True):
                     filled[index] = nbytes
         hits = sum(nbytes > 0 for nbytes in filled)
-        self.counts["hits"] += hits
-        self.counts["misses"] += len(chunks) - hits
-        self.counts["bytes_fetched"] += sum(filled)
+        self.counts.add("hits", hits)
+        self.counts.add("misses", len(chunks) - hits)
+        self.counts.add("bytes_fetched", sum(filled))
         return filled
 
     def drop(self, names: Sequence[bytes]) -> int:
@@ -142,7 +142,7 @@ class Engine:
                 continue
             filled.append(receiver.filled(*mine))
             if not filled[-1]:
-                self.counts["corrupt"] += 1
+                self.counts.add("corrupt")
                 self.drop([receiver.chunk.name])  # or it would never be stored again
         return filled
 

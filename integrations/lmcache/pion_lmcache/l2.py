@@ -99,8 +99,7 @@ class PionL2Adapter(L2AdapterInterface):
         return self._lookups.pop(task_id)
 
     def submit_unlock(self, keys: list[ObjectKey]) -> None:
-        """Nothing to do: what a look-up found is kept for a while by the server, whose eviction
-        cannot hurt a load either, only make it a miss."""
+        """Nothing to do: what the server evicts in between makes a load a miss, nothing worse."""
 
     def _lookup(self, keys: Sequence[ObjectKey]) -> Bitmap:
         present = self.engine.present([self._name(key) for key in keys])
@@ -137,8 +136,8 @@ class PionL2Adapter(L2AdapterInterface):
             "type": "PionL2Adapter",
             "server": str(self.engine.remote),
             "away": self.engine.remote.away,
-            "counts": dict(self.engine.counts),
-            "errors": dict(self.engine.remote.errors),
+            "counts": self.engine.counts.snapshot(),
+            "errors": self.engine.remote.errors.snapshot(),
         }
 
     def close(self) -> None:

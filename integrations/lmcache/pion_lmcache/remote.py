@@ -12,11 +12,11 @@ import logging
 import queue
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from pion_lmcache.options import Options
+from pion_lmcache.tally import Tally
 from pion_server.client import Call, Client, ConnectionFailed, DeadlineExceeded, PionError
 from pion_server.client.url import parse_url
 
@@ -44,7 +44,7 @@ class Remote:
         self._lock = threading.Lock()
         self._away_until = 0.0
         self._quiet: set[str] = set()  # kinds of errors that are logged already
-        self.errors: Counter[str] = Counter()
+        self.errors = Tally()
         self.closed = False
 
     def __str__(self) -> str:
@@ -96,7 +96,7 @@ class Remote:
 
     def _guarded(self, run: Callable[[], Any]) -> Any:
         if self.closed or self.away:
-            self.errors["Away"] += 1
+            self.errors.add("Away")
             raise Unavailable
         try:
             answer = run()
@@ -109,8 +109,8 @@ class Remote:
 
     def _note(self, error: Exception) -> None:
         kind = type(error).__name__
+        self.errors.add(kind)
         with self._lock:
-            self.errors[kind] += 1
             if kind in _OUTAGES:
                 self._away_until = time.monotonic() + self._options.retry_after
             first = kind not in self._quiet

@@ -57,6 +57,10 @@ WRONG = {
         "option 'timeout': Input should be a valid number",
     ),
     "a value out of range": ({OWN + "connections": 0}, "option 'connections': Input should be g"),
+    "a timeout that is too long": (
+        {OWN + "timeout": 9},
+        "timeout 9 must be well below LMCache's blocking_timeout_secs (10)",
+    ),
     "a key of no use": (
         {"remote_storage_plugins.pion.prefix": "x"},
         f"key 'remote_storage_plugins.pion.prefix' is not read; write '{OWN}prefix'",

@@ -211,7 +211,7 @@ def test_a_full_server_evicts_and_never_fails(own_pion: Any, connect: Any) -> No
         found = backend.get(keys)
         assert all(one in (None, right) for one, right in zip(found, contents, strict=True))
         assert found[-1] == contents[-1]
-    assert not backend.connector.engine.remote.errors
+    assert not backend.connector.engine.remote.errors.snapshot()
 
 
 @pytest.mark.parametrize("rows", [-1, 1])
