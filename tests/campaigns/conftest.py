@@ -1,0 +1,8 @@
+"""The modules of this folder are on the path of its tests."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
