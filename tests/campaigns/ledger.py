@@ -73,6 +73,9 @@ class Writer(threading.Thread):
         for thing, entry in self.entries.items():
             found = thing.read(client)
             assert found in entry.possible, f"{thing}: {found}, not one of {entry.possible}"
+            if thing.kind == "prefix" and found is not None:
+                # Raises Mismatch: rows under another fingerprint would go to the wrong model.
+                assert client.prefix_lookup(thing.name, fingerprint=f"{found:016x}")
             entry.held, entry.unsure = found, set()
 
     def again(self, url: str, seed: int) -> Writer:

@@ -17,7 +17,7 @@ from things import KINDS, REMOVABLE, Thing
 from pion_server.client import Client
 from pion_server.errors import OutOfMemory
 
-MEMORY = 4_000_000
+MEMORY = 1_000_000
 # What a Python server and its threads take beside the payload, with room for noise.
 OVERHEAD = 160_000_000
 
