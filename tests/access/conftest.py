@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import ssl
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -12,6 +14,10 @@ from typing import Any, TypeAlias
 import numpy as np
 import pytest
 import trustme
+import uvloop
+
+from pion_server.config import Config
+from pion_server.net.server import PionServer
 
 SECONDS = 60.0
 ALICE, BOB = ("alice", "alices-s3cret"), ("bob", "bobs-s3cret")
@@ -240,3 +246,43 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
         for blob in leaf.cert_chain_pems:
             blob.write_to_path(cert, append=True)
     return made
+
+
+class Inside:
+    """A server in this process, so that a test can change what it goes by and look into it."""
+
+    def __init__(self, **options: Any) -> None:
+        self._loop = uvloop.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+        self.server = PionServer(Config(port=0, **options))
+        self.on_loop(self.server.start())
+
+    @property
+    def port(self) -> int:
+        return self.server.state.port
+
+    def on_loop(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(SECONDS)
+
+    def stop(self) -> None:
+        try:
+            self.on_loop(self.server.stop())
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+
+@pytest.fixture
+def inside(dial: Dial) -> Iterator[Callable[..., Inside]]:
+    """Starts servers in this process: inside(maxclients=3)."""
+    servers: list[Inside] = []
+
+    def start(**options: Any) -> Inside:
+        servers.append(Inside(**options))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.stop()
