@@ -129,6 +129,14 @@ def locked_pion(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProc
     assert PASSWORD not in log.read_text()
 
 
+@pytest.fixture(scope="session")
+def watched_pion(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A pion-server with --metrics-port."""
+    server = launch_pion(tmp_path_factory.mktemp("watched-pion") / "log", "--metrics-port", "0")
+    yield server
+    finish_pion(server)
+
+
 @pytest.fixture
 def start_pion(tmp_path: Path) -> Iterator[Launcher]:
     """Starts pion-servers with options of their own: start_pion("--requirepass", "x")."""

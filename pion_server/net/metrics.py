@@ -81,7 +81,7 @@ TABLE = (
     ),
     Row(
         "pion_prefix_fetches_total",
-        "Replies with rows",
+        "Runs of rows sent, one for each layer and side",
         lambda t: t.stats.prefix_fetches,
     ),
     Row(AVOIDED, AVOIDED_HELP, lambda t: t.stats.seconds_avoided_measured, "measured"),
@@ -92,6 +92,11 @@ TABLE = (
         "pion_evictions_total",
         "Namespaces, sessions, states and keys that had to go for newer ones",
         lambda t: t.stats.evicted,
+    ),
+    Row(
+        "pion_admission_rejections_total",
+        "Writes of newcomers that --admission did not let in",
+        lambda t: t.stats.turned_away,
     ),
     Row("pion_expired_keys_total", "Keys whose time was up", lambda t: t.stats.expired),
     Row("pion_commands_total", "Commands that clients sent", lambda t: t.stats.commands),
@@ -110,12 +115,12 @@ TABLE = (
     Row(
         "pion_wal_bytes",
         "Log behind the snapshot, with --data-dir",
-        lambda t: t.journal and t.journal.wal_bytes,
+        lambda t: t.journal.wal_bytes if t.journal else None,
     ),
     Row(
         "pion_wal_backlog_bytes",
         "Memory that waits to be written to the log, with --data-dir",
-        lambda t: t.journal and t.journal.backlog_bytes,
+        lambda t: t.journal.backlog_bytes if t.journal else None,
     ),
     Row(
         "pion_writes_refused",
