@@ -27,7 +27,7 @@ def client_context(ca: str | None, cert: str | None, key: str | None) -> ssl.SSL
             # An empty password: an encrypted key is an error, not a question on the terminal.
             context.load_cert_chain(cert, key, password="")
     except OSError as error:
-        raise PionError(f"cannot use a file that the URL names: {reason(error)}") from None
+        raise PionError(f"the URL names a file that is of no use: {reason(error)}") from None
     context.sslsocket_class = TlsSocket
     return context
 

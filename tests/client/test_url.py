@@ -4,6 +4,8 @@ password in it is shown nowhere.
 
 from __future__ import annotations
 
+import ssl
+
 import pytest
 
 from pion_server.client import AsyncClient, Client, PionError
@@ -42,6 +44,15 @@ BAD = {
     "pion://h/-1": "number of a db",
     "pion://h/1/2": "number of a db",
     "pion://h/\u0661": "number of a db",
+    "pions://h:0": "port must be",
+    "pions://h#x": "no ? or #",
+    "pions://ann:12?ss@h": "behind ? come",
+    "pions://h?ss@h": "behind ? come ca=..., cert=..., key=..., each once",
+    "pions://h?ca=": "behind ? come",
+    "pions://h?ca=p[w&ca=p[w": "behind ? come",
+    "pions://h?verify=none": "behind ? come",
+    "pions://h?key=ss@": "key=... goes with cert=",
+    "pions://h?ca=ss@": "the URL names a file that is of no use: No such file",
     "pion://ann@h": "user without a password",
     "pion://ann:@h": "user without a password",
     "pion://[::1": "not a valid URL",
@@ -52,6 +63,16 @@ BAD = {
 @pytest.mark.parametrize("url", GOOD)
 def test_a_url_names_one_endpoint(url: str) -> None:
     assert parse_url(url) == GOOD[url]
+
+
+def test_tls_is_a_scheme_and_checks_what_it_talks_to() -> None:
+    for url in ("pions://ann:secret@h:7/2", "PIONS://ann:secret@h:7/2"):
+        endpoint = parse_url(url)
+        assert endpoint == Endpoint(Tcp("h", 7), "ann", "secret", 2)
+        assert endpoint.place.tls is not None
+        assert endpoint.place.tls.verify_mode is ssl.CERT_REQUIRED
+        assert endpoint.place.tls.check_hostname
+    assert parse_url("pion://h").place.tls is None
 
 
 @pytest.mark.parametrize("url", BAD)
