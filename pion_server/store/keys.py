@@ -19,8 +19,8 @@ from pion_server.errors import PionError
 from pion_server.store.mutations import DeleteKeys
 
 DBS = 16
-# What Python takes for a key beside its name and value, measured on CPython 3.11.
-KEY_BYTES = 800
+# What Python takes for a key beside its name and value, resident on CPython 3.11.
+KEY_BYTES = 1000
 
 
 def cost(key: bytes, value: bytes | memoryview) -> int:

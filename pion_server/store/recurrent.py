@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pion_server.store.mutations import DropPrefix, DropState
 
-# What Python takes beside the payload, measured on CPython 3.11.
+# What Python takes beside the payload, resident on CPython 3.11.
 SID_BYTES = 700
 BLOB_BYTES = 300
 

@@ -15,9 +15,9 @@ from pion_server.store.views import RowView
 
 # Token ids stay below this: far beyond any context, and row arithmetic fits 64 bits.
 MAX_TOKENS = 1 << 31
-# What Python takes beside the rows, measured on CPython 3.11: for a session (half of its namespace
+# What Python takes beside the rows, resident on CPython 3.11: for a session (half of its namespace
 # included), and for each run of neighbouring rows in a layer.
-SESSION_BYTES = 600
+SESSION_BYTES = 750
 STRETCH_BYTES = 800
 
 

@@ -254,7 +254,7 @@ def test_the_two_keys_of_a_chunk_are_used_held_and_evicted_together(used: bytes)
     assert run(store, store.bytes_used, SetKey(3, b"new", bytes(100))) == 1
     assert store.keys.count(3) == 3
     assert store.key(3, b"other", 0) is None
-    assert run(store, store.bytes_used, SetKey(3, b"newer", bytes(1100))) == 2
+    assert run(store, store.bytes_used, SetKey(3, b"newer", bytes(KEY_BYTES + 300))) == 2
     assert store.keys.count(3) == 1
 
 
