@@ -113,7 +113,7 @@ def parameters(ctx: Context) -> dict[str, str]:
     """What CONFIG GET shows: our options under Redis' names, and what Redis' tools ask for."""
     config = ctx.server.config
     return {
-        "appendonly": "no",
+        "appendonly": "yes" if ctx.tenant.journal else "no",
         "bind": config.host,
         "databases": str(DBS),
         "loglevel": config.log_level,

@@ -67,7 +67,7 @@ class Watch:
         return Answer(RECEIPT.encode(), "text/html; charset=utf-8", more=headers)
 
     async def _stats(self, accept: str) -> Answer:
-        snapshot = take(self._server)
+        snapshot = await take(self._server)
         stats = {
             "version": __version__,
             "port": self._server.port,
@@ -78,7 +78,8 @@ class Watch:
         return await asyncio.to_thread(_json, stats)
 
     async def _metrics(self, accept: str) -> Answer:
-        return Answer(*await asyncio.to_thread(exposition, take(self._server), accept))
+        snapshot = await take(self._server)
+        return Answer(*await asyncio.to_thread(exposition, snapshot, accept))
 
     async def _health(self, accept: str) -> Answer:
         refused = self._refused()

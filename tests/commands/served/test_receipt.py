@@ -129,6 +129,18 @@ def test_no_caller_can_spoil_the_receipt(fresh: Any) -> None:
     assert held["kvprefix_tokens_served"] == 3 * 2**31
 
 
+def test_info_says_the_same(fresh: Any) -> None:
+    for words in (["timed"], ["untimed", "TOKENS", 3], ["nobody"]):
+        fresh.ask("KV.PREFIX.LOOKUP", *words)
+    head, *lines = fresh.ask("INFO", "pion").decode().split()
+    assert head == "#"
+    said = dict(line.split(":") for line in lines[1:])
+    assert list(said) == [name.decode() for name in FIELDS]
+    held = receipt(fresh)
+    del held["uptime_seconds"], said["uptime_seconds"]
+    assert {name: float(value) for name, value in said.items()} == held
+
+
 def test_reset_keeps_the_uptime(fresh: Any) -> None:
     fresh.ask("KV.PREFIX.LOOKUP", "timed")
     before = receipt(fresh)["uptime_seconds"]

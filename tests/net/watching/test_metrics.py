@@ -163,6 +163,7 @@ def test_what_is_on_disk(watch: Any, stored: Any, tmp_path: Path) -> None:
     watched = watch("--data-dir", str(tmp_path / "data"))
     client = watched.client()
     stored(client, "ns", TOKENS)
+    assert client.config_get("appendonly") == {"appendonly": "yes"}
     samples = scrape(watched)
     on_disk = sum(path.stat().st_size for path in (tmp_path / "data/default").glob("wal.*"))
     assert samples["pion_wal_bytes", ""] == info(client)["wal_bytes"] == on_disk > 8 * TOKENS
