@@ -15,6 +15,7 @@ nothing.
 
 from __future__ import annotations
 
+import logging
 import re
 import time
 from collections.abc import Callable
@@ -32,6 +33,8 @@ from pion_server.journal.snapshot import Capture
 from pion_server.journal.wal import Policy, Wal
 from pion_server.store.mutations import Mutation
 from pion_server.store.store import Store
+
+log = logging.getLogger(__name__)
 
 LOCK = "lock"
 # Files are compacted once they are this many times what is held, and something worth the while.
@@ -79,6 +82,7 @@ class Journal:
         except PionError:
             disk.close(lock)
             raise
+        _warn(folder, found.report)
         wal = Wal(disk, folder, policy, found.last, sizes)
         return cls(disk, folder, found, wal, lock), found.store, found.report
 
@@ -215,6 +219,13 @@ def _lock(disk: Disk, folder: Path) -> int:
         raise PionError(f"the data folder {folder} is in use by another server") from error
     except OSError as error:
         raise _unusable(folder, error) from error
+
+
+def _warn(folder: Path, report: Report) -> None:
+    if report.torn_bytes:
+        log.warning("%s: %d bytes of unfinished records are cut off", folder, report.torn_bytes)
+    for damage in report.damage:
+        log.warning("%s: %s", folder, damage)
 
 
 def _unusable(folder: Path, error: OSError) -> PionError:

@@ -154,19 +154,22 @@ class LogFile:
     def _search(self, start: int, expected: int) -> tuple[int, int] | None:
         """Where the next good frame of a later record is, and its sequence number."""
         at = start + 1
-        while window := self.bytes_at(at, WINDOW):
+        while len(window := self.bytes_at(at, WINDOW)) >= FRAME_BYTES:
             hit = window.find(HEAD_MAGIC)
             while hit >= 0:
-                frame = self._frame(at + hit, HEAD_MAGIC)
+                frame = self._parse(window[hit : hit + FRAME_BYTES], HEAD_MAGIC)
                 if frame is not None and frame.sequence > expected:
                     return at + hit, frame.sequence
                 hit = window.find(HEAD_MAGIC, hit + 1)
-            at += max(1, len(window) - len(HEAD_MAGIC) + 1)
+            at += len(window) - FRAME_BYTES + 1  # a frame that is cut off here is whole there
         return None
 
     def _frame(self, start: int, magic: bytes) -> Frame | None:
+        return self._parse(self.bytes_at(start, FRAME_BYTES), magic)
+
+    def _parse(self, data: bytes, magic: bytes) -> Frame | None:
         assert self.header is not None
-        return read_frame(self.bytes_at(start, FRAME_BYTES), magic, self.header.salt)
+        return read_frame(data, magic, self.header.salt)
 
 
 class _Raw(io.RawIOBase):

@@ -7,6 +7,7 @@ What is lost is whole units, and each loss is reported.
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from memory_disk import MemoryDisk
 from stories import WIDE, block, prefix_rows, register, story
 
 from pion_server.errors import PionError
-from pion_server.journal import frames
+from pion_server.journal import frames, reading, snapshot
 from pion_server.journal.frames import FILE_BYTES
 from pion_server.journal.recovery import recover
 from pion_server.store import mutations as m
@@ -281,6 +282,21 @@ def test_a_file_that_is_missing_is_noticed() -> None:
     ]
 
 
+def test_segments_under_each_others_names_are_noticed() -> None:
+    first = Driver(MemoryDisk())
+    first.do(*STORY[:12])
+    first.journal.close()
+    second = Driver(first.disk.after(), STORY)
+    second.do(*STORY[12:])
+    second.journal.close()
+    disk = second.disk.after()
+    one, other = (FOLDER / name for name in disk.segments())
+    disk.files[one], disk.files[other] = disk.files[other], disk.files[one]
+    found = recover(disk, FOLDER)
+    assert found.report.damage
+    assert loses_only(state_of(found.store), state_after(STORY))
+
+
 def test_bytes_inside_a_value_are_never_taken_for_a_record() -> None:
     """A client stores a piece of somebody's log, and then the record around it is damaged."""
     forged = written(policy="no")
@@ -297,6 +313,101 @@ def test_bytes_inside_a_value_are_never_taken_for_a_record() -> None:
         flipped.content(name)[at + i] ^= 0xFF
         found = recover(flipped, FOLDER)
         assert state_of(found.store) == state_after(driver.log), i
+
+
+def boundaries(disk: MemoryDisk, name: str, kind: frames.FileKind) -> list[int]:
+    """Where each record of a whole file starts, and where the last one ends."""
+    with reading.LogFile(disk, FOLDER / name, kind) as file:
+        spans = list(file.spans(1))
+    assert all(isinstance(span, reading.Span) for span in spans)
+    return [spans[0].start, *(span.end for span in spans)]
+
+
+def test_where_records_vanish_from_a_snapshot_only_their_units_are_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also when the log behind it goes on about them as if they were there."""
+    monkeypatch.setattr(snapshot, "RECORD_BYTES", 10)  # many records for each unit
+    driver = Driver(MemoryDisk())
+    driver.do(*STORY, *(prefix_rows(b"a", 70 + i, start=i) for i in (40, 50, 60)))
+    driver.save()
+    edges = boundaries(driver.disk, "snapshot", frames.FileKind.SNAPSHOT)
+    for namespace in (b"a", b"b", b"child"):
+        driver.do(register(namespace, tokens=None), prefix_rows(namespace, 80, start=20))
+    driver.do(m.CreateSession(b"s", WIDE), m.StoreRows((block(b"s", 0, 30, 1, 12, 81),)))
+    driver.do(m.SetKey(2, b"chunk-metadata", b"shape"))
+    driver.journal.close()
+    whole = state_of(driver.store)
+    assert len(edges) > 20
+    for first in range(len(edges) - 1):
+        for last in range(first + 1, min(first + 4, len(edges))):
+            disk = driver.disk.after()
+            disk.content("snapshot")[edges[first] : edges[last]] = bytes(edges[last] - edges[first])
+            found = recover(disk, FOLDER)
+            state = state_of(found.store)
+            assert found.report.damage
+            assert loses_only(state, whole), (first, last)
+            assert len(state["units"]) >= 5, (first, last)
+
+
+def test_a_power_cut_amid_a_write_does_not_cost_what_was_there_before() -> None:
+    driver = Driver(MemoryDisk())
+    driver.do(*STORY)
+    (name,) = driver.disk.segments()
+    start = len(driver.disk.content(name))
+    last = prefix_rows(b"a", 90)
+    driver.do(last, m.SetKey(0, b"in the same batch", b"1"))
+    driver.journal.close()
+    at = driver.disk.content(name).find(bytes(last.blocks[1].data), start)
+    # As if both had been written at once, and the sync had not come to its end.
+    without_evidence(driver.disk, name, len(STORY) + 1)
+    driver.disk.content(name)[at : at + 8] = bytes(8)
+    found = recover(driver.disk, FOLDER)
+    assert found.last == len(STORY)
+    assert state_of(found.store) == state_after(STORY)
+    assert found.report.damage
+
+
+def without_evidence(disk: MemoryDisk, name: str, sequence: int) -> None:
+    """Make the frames behind a record those of one batch with it."""
+    with reading.LogFile(disk, FOLDER / name, frames.FileKind.LOG) as file:
+        header = file.header
+        spans = [span for span in file.spans(1) if isinstance(span, reading.Span)]
+    assert header is not None
+    for span in spans[sequence:]:
+        frame = replace(span.frame, synced=sequence - 1)
+        head = frame.pack(frames.HEAD_MAGIC, header.salt)
+        tail = frame.pack(frames.TAIL_MAGIC, header.salt)
+        content = disk.content(name)
+        content[span.start : span.start + len(head)] = head
+        content[span.end - len(tail) : span.end] = tail
+
+
+@pytest.mark.parametrize("window", [frames.FRAME_BYTES, 64, 100, 1 << 20])
+def test_the_next_record_is_found_wherever_the_file_is_read_in_parts(
+    monkeypatch: pytest.MonkeyPatch, window: int
+) -> None:
+    monkeypatch.setattr(reading, "WINDOW", window)
+    disk = written()
+    (name,) = disk.segments()
+    ends = record_ends(disk, name)
+    for start in ends[:-1]:
+        disk.content(name)[start + 10] ^= 1  # in every first frame
+    found = recover(disk, FOLDER)
+    assert state_of(found.store) == state_after(STORY)
+    assert len(found.report.damage) == len(STORY)
+
+
+def test_a_value_full_of_what_begins_a_record_costs_no_more_than_another() -> None:
+    driver = Driver(MemoryDisk())
+    driver.do(m.SetKey(0, b"k", frames.HEAD_MAGIC * 100_000), m.SetKey(0, b"l", b""))
+    driver.journal.close()
+    (name,) = driver.disk.segments()
+    driver.disk.content(name)[FILE_BYTES + 10] ^= 1
+    driver.disk.trace.clear()
+    found = recover(driver.disk, FOLDER)
+    assert state_of(found.store) == state_after(driver.log)
+    assert driver.disk.trace.count("read") < 20
 
 
 def test_a_file_of_a_newer_format_is_refused_and_left_alone() -> None:
