@@ -57,6 +57,7 @@ class PionConnector(RemoteConnector):
         self._fingerprint = fingerprint(*parts)
         self.engine = Engine(options)
         self._lanes = Lanes(options.connections)
+        self._end_before(backend)
 
     # -- is it there -----------------------------------------------------------------------------
 
@@ -168,6 +169,17 @@ class PionConnector(RemoteConnector):
         """What is queued is cancelled, what runs ends by its deadline."""
         self.engine.close()
         self._lanes.close()
+
+    def _end_before(self, backend: LocalCPUBackend) -> None:
+        """LMCache frees the chunks' memory first and closes its connectors afterwards; a transfer
+        that still runs then would take the process down."""
+        free_memory = backend.close
+
+        def close() -> None:
+            self.shut()
+            free_memory()
+
+        backend.close = close
 
     def _ping(self) -> int:
         try:

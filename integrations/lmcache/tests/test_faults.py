@@ -301,13 +301,24 @@ def test_closing_with_work_under_way(proxy: Any, connect: Any, mode: str) -> Non
     assert backend.in_use == 0
 
 
-def test_a_whole_engine_closes(url: str) -> None:
-    engine = engines.engine(engines.plugin(url))
-    tokens = list(range(4 * engines.CHUNK))
-    engine.store(tokens, kv=engines.random_kv(len(tokens), seed=5))
+def closed(engine: Any) -> None:
     closing = threading.Thread(
         target=LMCacheEngineBuilder.destroy, args=(engine.name,), daemon=True
     )
     closing.start()
     closing.join(PATIENCE)
     assert not closing.is_alive()
+
+
+@pytest.mark.parametrize("mode", ["pass", "hang"])
+def test_an_engine_that_closes_while_it_stores(proxy: Any, mode: str) -> None:
+    """LMCache frees its memory before it closes the connector that still reads from it."""
+    tokens = list(range(40 * engines.CHUNK))
+    kv = engines.random_kv(len(tokens), seed=5)
+    for attempt in range(5):
+        proxy.mode = "pass"
+        settings = engines.plugin(proxy.url, timeout=0.3, prefix=f"{mode}-{attempt}/")
+        engine = engines.engine(settings)
+        proxy.mode = mode
+        engine.store(tokens, kv=kv)
+        closed(engine)
