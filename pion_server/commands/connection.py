@@ -28,7 +28,6 @@ from pion_server.wire.values import OK, Payload, Reply, Status
 GROUP = "Connection"
 BEFORE_AUTH = Access.READ | Access.NO_AUTH
 WRONG_PASSWORD = "-WRONGPASS invalid username-password pair or user is disabled."
-NO_SEAT = "-ERR max number of clients reached"
 INT32 = range(-(2**31), 2**31)
 
 
@@ -59,11 +58,7 @@ def echo(ctx: Context, raw: list[Payload]) -> Reply:
     access=BEFORE_AUTH,
     syntax="AUTH [<tenant>] <password>",
     reply="+OK",
-    errors=(
-        WRONG_PASSWORD,
-        NO_SEAT,
-        "-ERR AUTH <password> called without any password configured",
-    ),
+    errors=(WRONG_PASSWORD, "-ERR AUTH <password> called without any password configured"),
 )
 def auth(ctx: Context, raw: list[Payload]) -> Reply:
     """Log in as a tenant, `default` unless another is named. What the connection does from then on
@@ -106,7 +101,6 @@ HELLO_OPTIONS: dict[str, tuple[Callable[..., None], int]] = {
         "-NOPROTO",
         "-NOAUTH HELLO must be called with the client already authenticated",
         WRONG_PASSWORD,
-        NO_SEAT,
         "-ERR Syntax error in HELLO option '<word>'",
         *LABEL_ERRORS,
     ),

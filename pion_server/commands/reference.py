@@ -37,6 +37,7 @@ GROUPS = {
     "Server": "The server",
 }
 MAX_BULK: int = Config.model_fields["max_bulk"].default
+MAX_CLIENTS: int = Config.model_fields["maxclients"].default
 # What any command may answer, as it starts on the wire, and when.
 COMMON_ERRORS = {
     "-ERR unknown command '<name>', with args beginning with:": "the table below has no such row",
@@ -50,6 +51,8 @@ COMMON_ERRORS = {
     "-ERR <range> is half-open and needs start < end": "an empty or backward range",
     "-ERR syntax error": "plain commands: as Redis says it",
     "-ERR value is not an integer or out of range": "plain commands: as Redis says it",
+    "-ERR names begin with": "the name does not begin as the server's `--ns-prefix` wants it",
+    "-ERR max number of clients reached": "on connecting or AUTH; the connection is closed",
     "-NOAUTH Authentication required.": "the server has a password, and AUTH has not come yet",
     "-ERR internal error": "a defect of the server; its log has the rest",
 }
@@ -70,7 +73,7 @@ for all commands, then the commands.
 - Requests may be sent without waiting for replies. Replies come in the order of the requests, and
   a pipeline sees its own writes.
 - A request may also be one line of words, as typed into `nc`; quotes work as in Redis.
-- A client that shuts down its sending side still gets the replies it is owed.
+- A client that shuts down its sending side still gets the replies it is owed, but not over TLS.
 
 ## Rows
 
@@ -127,6 +130,7 @@ NX is always carried out.
 |---|---|
 | an argument | {MAX_BULK >> 30} GiB |
 | arguments of a request | {MAX_ARGS:,} |
+| clients at a time | {MAX_CLIENTS:,} (`--maxclients`), the same share for each tenant |
 | an inline request or a header line | {MAX_LINE >> 10} KB |
 | before AUTH, where the server has a password | {BEFORE_AUTH.max_args} arguments of \
 {BEFORE_AUTH.max_bulk >> 10} KB |
