@@ -9,6 +9,7 @@ buffers of the pool that LMCache holds; whether the bytes are right is a test's 
 one look at the first values.
 """
 
+# ruff: noqa: E402 - the path and the environment must be right before LMCache is imported
 from __future__ import annotations
 
 import argparse
@@ -23,7 +24,7 @@ from typing import Any
 
 # This folder must not be where `import lmcache` looks: this file has the same name.
 sys.path[:] = [place for place in sys.path if Path(place).resolve() != Path(__file__).parent]
-os.environ.update(LMCACHE_TRACK_USAGE="false", LMCACHE_LOG_LEVEL="WARNING", PYTHONHASHSEED="0")
+os.environ.update(LMCACHE_TRACK_USAGE="false", LMCACHE_LOG_LEVEL="ERROR", PYTHONHASHSEED="0")
 
 import torch
 from lmcache.utils import CacheEngineKey
@@ -122,7 +123,9 @@ def peers_of(redis_port: int, pion_port: int, pool: Pool) -> list[Peer]:
     own = "remote_storage_plugin.pion."
     plugin = {own + "module_path": "pion_lmcache", own + "class_name": "PionConnectorAdapter"}
     plugin[own + "url"] = f"pion://127.0.0.1:{pion_port}"
-    peers = [Peer(OURS, pion_port, {"remote_storage_plugins": ["pion"], "extra_config": plugin}, pool)]
+    peers = [
+        Peer(OURS, pion_port, {"remote_storage_plugins": ["pion"], "extra_config": plugin}, pool)
+    ]
     for scheme in ("redis", "resp"):
         for server, port in (("redis", redis_port), ("pion", pion_port)):
             settings = {
@@ -208,7 +211,9 @@ def main() -> None:
                 measure(peers, raw, pool, batch, chosen.rounds), pool.nbytes, batch
             )
             if size == "4MB":
-                asked = {peer.name: contains(peer, pool, 20) for peer in peers if "resp" not in peer.name}
+                asked = {
+                    peer.name: contains(peer, pool, 20) for peer in peers if "resp" not in peer.name
+                }
             print(size, {k: v for k, v in report[size].items() if "_vs_" in k}, flush=True)
     for ratio in ("pion_connector_vs_resp", "stock_resp_pion_vs_redis"):
         for way in ("put", "get"):
