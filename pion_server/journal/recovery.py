@@ -172,17 +172,18 @@ class _Recovery:
         if gap.last is None and (file.header or file.size < FILE_BYTES):
             self.report.torn_bytes += gap.end - gap.start
             return False
+        if gap.last is not None and gap.last <= self.last:
+            return True  # the snapshot has it
         if gap.last is None or not self._was_synced(gap.first, numbers):
             self._end_before(gap.first, number, numbers)
             return False
-        if gap.last > self.last:
-            self._suspect(
-                [*self._snapshot, *(segment_path(self._folder, n) for n in numbers if n <= number)],
-                f"{file.path.name}: records {gap.first} to {gap.last} cannot be read, so all that "
-                "was before them is lost: none of it is known to be current",
-            )
-            self.replay.forget()
-            self.last = gap.last
+        self._suspect(
+            [*self._snapshot, *(segment_path(self._folder, n) for n in numbers if n <= number)],
+            f"{file.path.name}: records {gap.first} to {gap.last} cannot be read, so all that "
+            "was before them is lost: none of it is known to be current",
+        )
+        self.replay.forget()
+        self.last = gap.last
         return True
 
     def _end_before(self, sequence: int, number: int, numbers: Sequence[int]) -> None:

@@ -115,6 +115,55 @@ def test_everysec_stops_acknowledging_when_a_sync_takes_long() -> None:
     driver.journal.close()
 
 
+def survives_power_cuts(driver: Driver) -> bool:
+    cuts = (driver.disk.after(random.Random(seed)) for seed in range(5))
+    return all(recover(cut, FOLDER).last == len(driver.log) for cut in cuts)
+
+
+def test_everysec_syncs_a_segment_that_is_finished_as_well() -> None:
+    driver = Driver(MemoryDisk(), policy="everysec")
+    gate = Gate(driver.disk, "rename")  # the snapshot will not be there for now
+    for mutation in story()[:9]:
+        driver.send(mutation)
+    saved = driver.journal.save()
+    for mutation in story()[9:]:
+        driver.send(mutation)
+    driver.settle()
+    assert gate.reached.wait(20)
+    until(lambda: survives_power_cuts(driver))
+    gate.opened.set()
+    saved.result(20)
+    assert survives_power_cuts(driver)
+    driver.journal.close()
+
+
+@pytest.mark.parametrize("first", POLICIES)
+def test_what_a_killed_process_had_not_synced_is_synced_by_the_next(first: Policy) -> None:
+    driver = Driver(MemoryDisk(), policy=first)
+    driver.do(*story())
+    again = Driver(driver.disk.after(), driver.log)
+    assert survives_power_cuts(again)
+    for each in (driver, again):
+        each.journal.close()
+
+
+def test_a_torn_tail_is_cut_off_for_good() -> None:
+    driver = Driver(MemoryDisk())
+    driver.do(*story())
+    driver.journal.close()
+    disk = driver.disk.after()
+    (name,) = disk.segments()
+    size = len(disk.content(name))
+    disk.content(name).extend(bytes(driver.disk.content(name)[-500:-30]))
+    again = Driver(disk, driver.log)
+    assert again.report.torn_bytes == 470
+    assert len(disk.content(name)) == size
+    again.do(key(1))
+    again.journal.close()
+    reopened(disk, again.log)
+    assert recover(disk.after(), FOLDER).report.torn_bytes == 0
+
+
 def test_no_never_syncs_but_at_the_end() -> None:
     driver = Driver(MemoryDisk(), policy="no")
     driver.disk.trace.clear()

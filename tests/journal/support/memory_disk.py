@@ -28,6 +28,9 @@ class Inode:
     data: bytearray = field(default_factory=bytearray)
     synced: bytes = b""
 
+    def copy(self) -> Inode:
+        return Inode(bytearray(self.data), self.synced)
+
 
 @dataclass
 class Fault:
@@ -82,17 +85,17 @@ class MemoryDisk(Disk):
         """What is there once the process is dead. A power cut may undo changes of names that were
         not synced; of unsynced bytes it keeps some pages, in no order, and zeros for others."""
         with self.lock_of_all:
-            found = MemoryDisk()
             names = self.files
             if power_cut is not None and power_cut.random() < 0.5:
                 names = self.synced_names
-            inodes: dict[Inode, Inode] = {}
-            for path, inode in names.items():
-                if inode not in inodes:
-                    data = bytes(inode.data) if power_cut is None else _cut(inode, power_cut)
-                    inodes[inode] = Inode(bytearray(data), data)
-                found.files[path] = inodes[inode]
-            found.synced_names = dict(found.files)
+            now: dict[Inode, Inode] = {}
+            for inode in [*names.values(), *self.synced_names.values()]:
+                if inode not in now:
+                    now[inode] = inode.copy() if power_cut is None else _cut(inode, power_cut)
+            found = MemoryDisk()
+            found.files = {path: now[inode] for path, inode in names.items()}
+            kept = names if power_cut is not None else self.synced_names
+            found.synced_names = {path: now[inode] for path, inode in kept.items()}
             return found
 
     def content(self, name: str) -> bytearray:
@@ -208,7 +211,7 @@ class MemoryDisk(Disk):
         return sum(len(inode.data) for inode in set(self.files.values()))
 
 
-def _cut(inode: Inode, random: random.Random) -> bytes:
+def _cut(inode: Inode, random: random.Random) -> Inode:
     """The synced bytes, and then some of the pages that were written since."""
     data = bytearray(inode.data)
     kept = len(inode.synced)
@@ -217,7 +220,7 @@ def _cut(inode: Inode, random: random.Random) -> bytes:
         if random.random() < 0.5:
             end = min(start + PAGE, size)
             data[start:end] = bytes(end - start)
-    return bytes(data[:size])
+    return Inode(data[:size], bytes(data[:size]))
 
 
 class Gate:
