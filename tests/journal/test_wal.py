@@ -19,6 +19,7 @@ from memory_disk import Gate, MemoryDisk
 from stories import block, register, story
 
 from pion_server.errors import Misconf
+from pion_server.journal import wal
 from pion_server.journal.disk import Buffer
 from pion_server.journal.recovery import recover
 from pion_server.journal.wal import Policy
@@ -120,16 +121,17 @@ def survives_power_cuts(driver: Driver) -> bool:
     return all(recover(cut, FOLDER).last == len(driver.log) for cut in cuts)
 
 
-def test_everysec_syncs_a_segment_that_is_finished_as_well() -> None:
+def test_everysec_syncs_a_segment_that_is_finished_as_well(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(wal, "SYNC_SECONDS", 0.3)  # time enough to begin a second segment
     driver = Driver(MemoryDisk(), policy="everysec")
     gate = Gate(driver.disk, "rename")  # the snapshot will not be there for now
-    for mutation in story()[:9]:
+    for i, mutation in enumerate(story()):
         driver.send(mutation)
-    saved = driver.journal.save()
-    for mutation in story()[9:]:
-        driver.send(mutation)
-    driver.settle()
-    assert gate.reached.wait(20)
+        if i == 9:
+            saved = driver.journal.save()
+    until(lambda: len(driver.disk.segments()) == 2)
     until(lambda: survives_power_cuts(driver))
     gate.opened.set()
     saved.result(20)
