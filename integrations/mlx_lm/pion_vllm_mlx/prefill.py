@@ -6,24 +6,25 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 from mlx_lm.generate import generation_stream
-from mlx_lm.models.cache import KVCache
 
-from pion_vllm_mlx.model import Model, arrays, make_caches
+from pion_vllm_mlx.caches import evaluate, make_caches
+from pion_vllm_mlx.model import Cache, Model
 
 PREFILL_STEP_SIZE = 2048  # mlx-lm's default chunk
 
 
-def prefill(model: Model, token_ids: Sequence[int]) -> list[KVCache]:
-    """The caches after running all of `token_ids` through `model`.
+def prefill(
+    model: Model, token_ids: Sequence[int], caches: list[Cache] | None = None
+) -> list[Cache]:
+    """The caches after running all of `token_ids` through `model`, on top of what `caches` hold.
 
-    Every array in them is evaluated, so any thread or stream may go on with them. Raises
-    UnsupportedCacheError as make_caches does.
+    Every array in them is evaluated, so any thread or stream may go on with them.
     """
-    caches = make_caches(model)
+    caches = make_caches(model) if caches is None else caches
     tokens = mx.array(list(token_ids))
     with mx.stream(generation_stream):
         for begin in range(0, tokens.size, PREFILL_STEP_SIZE):
             model(tokens[None, begin : begin + PREFILL_STEP_SIZE], cache=caches)
-            mx.eval(arrays(caches))
+            evaluate(caches)
             mx.clear_cache()
     return caches

@@ -19,33 +19,37 @@ from urllib.parse import quote
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
-from mlx_lm.models.cache import KVCache
 
 from pion_server import DEFAULT_PORT
 from pion_server.client import Call, calls
 from pion_server.errors import DeadlineExceeded
 from pion_vllm_mlx.background import Background
+from pion_vllm_mlx.caches import Part, make_caches
+from pion_vllm_mlx.contents import fill, rows_of, states_of
+from pion_vllm_mlx.entry import Entry, sealed
 from pion_vllm_mlx.fingerprint import model_fingerprint, prefix_fingerprint
-from pion_vllm_mlx.layout import read_layout
-from pion_vllm_mlx.model import Model, UnsupportedCacheError
+from pion_vllm_mlx.layout import SEAL, read_layout
+from pion_vllm_mlx.model import Cache, Model, UnsupportedCacheError
 from pion_vllm_mlx.prefill import prefill
 from pion_vllm_mlx.remote import Remote, Unavailable
-from pion_vllm_mlx.rows import Receiver, to_rows
+from pion_vllm_mlx.rows import Receiver, Span, to_rows
 from pion_vllm_mlx.stats import Stats
 
 __all__ = ["PionPromptCache", "UnsupportedCacheError"]
 
 
 class PionPromptCache:
-    """Prompt caches of one model, shared through a pion-server.
+    """Prompt caches of one model, shared through a pion-server. Any model that mlx-lm runs.
 
     `vquant` is how rows are stored: fp16 (the default), bf16, fp32, or `native`, the model's own
-    dtype, with which a restored cache is bit-identical to the one that was stored. `timeout`
-    (seconds) bounds what one request can lose to Pion; after a server could not be reached or
-    timed out it is not asked again for 5 s. Load adapters before: the model is fingerprinted here.
+    dtype, with which a restored cache is bit-identical to the one that was stored; recurrent
+    states and sliding windows always are. `timeout` (seconds) bounds what one request can lose to
+    Pion; after a server could not be reached or timed out it is not asked again for 5 s.
+    `kv_bits` and `kv_group_size` make quantized caches, as in mlx_lm.generate. Load adapters
+    before: the model is fingerprinted here.
 
     Use an instance from the thread that runs the model. Raises UnsupportedCacheError for a model
-    whose caches are not all plain KVCache, and ValueError for an unknown `vquant`.
+    with a class of cache that Pion does not know, and ValueError for an unknown `vquant`.
     """
 
     def __init__(
@@ -57,9 +61,13 @@ class PionPromptCache:
         timeout: float = 5.0,
         username: str | None = None,
         password: str | None = None,
+        kv_bits: int | None = None,
+        kv_group_size: int = 64,
     ) -> None:
         self._model = model
-        self._layout = read_layout(model, vquant)
+        self._make_caches = partial(make_caches, model, kv_bits, kv_group_size)
+        self._layout = read_layout(model, self._make_caches(), vquant, blocks=False)
+        self._rows = self._layout.rows if self._layout.rows.formats else SEAL
         self._model_fingerprint = model_fingerprint(model)
         self._timeout = timeout
         self._stats = Stats()
@@ -79,7 +87,7 @@ class PionPromptCache:
 
     def get_or_prefill(
         self, prefix_ids: Sequence[int] | npt.NDArray[Any] | mx.array, namespace: str
-    ) -> list[KVCache]:
+    ) -> list[Cache]:
         """Caches that hold exactly `prefix_ids`, for mlx-lm's `prompt_cache`; the caller's to keep.
 
         Raises ValueError where `prefix_ids` is empty or no flat list of ids, or `namespace` is
@@ -88,9 +96,7 @@ class PionPromptCache:
         token_ids = _token_ids(prefix_ids)
         if not namespace:
             raise ValueError("namespace must not be empty; see make_namespace()")
-        fingerprint = prefix_fingerprint(
-            self._model_fingerprint, map(str, self._layout.formats), token_ids
-        )
+        fingerprint = prefix_fingerprint(self._model_fingerprint, self._layout.words(), token_ids)
         try:
             caches, answered = self._restore(token_ids, namespace, fingerprint), True
         except Unavailable:
@@ -99,12 +105,12 @@ class PionPromptCache:
             self._stats.add(hits=1)
             return caches
         start = time.perf_counter()
-        caches = prefill(self._model, token_ids)
+        caches = prefill(self._model, token_ids, self._make_caches())
         prefill_ms = (time.perf_counter() - start) * 1e3
         self._stats.add(misses=1, prefill_ms_total=prefill_ms)
         if answered:  # else the server is away, or the namespace is someone else's
             with suppress(Unavailable), self._remote.guard():
-                self._store(caches, namespace, fingerprint, prefill_ms)
+                self._store(caches, len(token_ids), namespace, fingerprint, prefill_ms)
         return caches
 
     def lookup(self, namespace: str) -> bool:
@@ -143,50 +149,49 @@ class PionPromptCache:
 
     def _restore(
         self, token_ids: Sequence[int], namespace: str, fingerprint: str
-    ) -> list[KVCache] | None:
+    ) -> list[Cache] | None:
         """The caches from the server, None where it has no such prefix, or Unavailable."""
         start = time.perf_counter()
+        tokens = len(token_ids)
         with self._remote.guard():
-            receiver = Receiver(self._layout, len(token_ids))
+            receiver = Receiver(self._rows, [Span(namespace, tokens)])
             round_trip: list[Call[Any]] = [
-                calls.prefix_lookup(namespace, tokens=len(token_ids), fingerprint=fingerprint),
-                calls.prefix_fetch(
-                    namespace, fmt="NATIVE", fingerprint=fingerprint, into=receiver.buffer
-                ),
+                calls.prefix_lookup(namespace, tokens=tokens, fingerprint=fingerprint),
+                *receiver.calls(fingerprint),
+                *(calls.ssm_fetch(namespace, leaf) for leaf in self._layout.states),
             ]
             if not self._background.wait(self._timeout, namespace):
                 raise DeadlineExceeded("this prefix is still being stored")
             left = self._timeout - (time.perf_counter() - start)
-            _, rows = self._remote.read(round_trip, max(left, 0.001))
-            if rows is None:
+            _, rows, *states = self._remote.read(round_trip, max(left, 0.001))
+            sides = receiver.receive([rows])
+            if sides is None or None in states:
                 return None
-            caches = receiver.caches(rows)
+            caches = self._make_caches()
+            fill(caches, self._layout, tokens, rows=sides, states=states)
         self._stats.add(
-            bytes_fetched=len(token_ids) * self._layout.token_bytes,
+            bytes_fetched=receiver.nbytes + sum(map(len, states)),
             fetch_ms_total=(time.perf_counter() - start) * 1e3,
         )
         return caches
 
     def _store(
-        self, caches: Sequence[KVCache], namespace: str, fingerprint: str, prefill_ms: float
+        self,
+        caches: Sequence[Cache],
+        tokens: int,
+        namespace: str,
+        fingerprint: str,
+        prefill_ms: float,
     ) -> None:
-        """Hand the rows to the background. They leave the caches here, on the model's thread."""
+        """Hand the prefix to the background. It leaves the caches here, on the model's thread."""
         if not self._background.has_room:
             self._stats.add(stores_dropped=1)
             return
-        tokens = caches[0].offset
-        register = calls.prefix_register_schema(
-            namespace,
-            self._layout.keys,
-            self._layout.values,
-            tokens=tokens,
-            fingerprint=fingerprint,
-            prefill_ms=prefill_ms,
-        )
-        rows = to_rows(caches, self._layout)
-        store = calls.prefix_store(namespace, 0, tokens, rows, fmt="NATIVE")
-        nbytes = tokens * self._layout.token_bytes
-        job = partial(self._remote.store, register, store, nbytes)
+        sides = rows_of(caches, self._layout, Part.ROWS)
+        layout, rows = (self._rows, to_rows(sides, self._rows)) if sides else sealed(tokens)
+        states = states_of(caches, self._layout)
+        entry = Entry(namespace, tokens, fingerprint, layout, rows, states, prefill_ms)
+        job = partial(self._remote.store, entry)
         if not self._background.submit(namespace, job):
             self._stats.add(stores_dropped=1)
 

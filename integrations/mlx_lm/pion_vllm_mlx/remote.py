@@ -16,6 +16,7 @@ from typing import Any
 
 from pion_server.client import Call, Client
 from pion_server.errors import ConnectionFailed, DeadlineExceeded, PionError
+from pion_vllm_mlx.entry import Entry
 from pion_vllm_mlx.stats import Stats
 
 logger = logging.getLogger(__name__)
@@ -33,6 +34,7 @@ class Remote:
     def __init__(self, url: str, timeout: float, stats: Stats) -> None:
         self._reader = Client(url, timeout=timeout)
         self._writer = Client(url, timeout=timeout)
+        self._timeout = timeout
         self._stats = stats
         self._away_until = 0.0
 
@@ -55,23 +57,19 @@ class Remote:
 
     def read(self, calls: Sequence[Call[Any]], timeout: float) -> list[Any]:
         """The values of `calls`, sent as one. Raises the first error of any; use within guard()."""
-        outcomes = self._reader.pipeline(calls, timeout=timeout)
-        for outcome in outcomes:
-            if isinstance(outcome, PionError):
-                raise outcome
-        return outcomes
+        return _all(self._reader, calls, timeout)
 
-    def store(self, register: Call[None], store: Call[None], nbytes: int) -> None:
-        """Register a prefix, then send its rows, which have `nbytes`; never raises.
+    def store(self, entry: Entry) -> None:
+        """Register an entry, then send what it holds; never raises.
 
         Not as one: where another model has taken the namespace meanwhile, REGISTER is refused, and
-        a STORE behind it would put our rows under the other model's fingerprint.
+        states sent behind it would take the place of the other model's.
         """
         start = time.perf_counter()
         with suppress(Unavailable), self.guard():
-            self._writer.execute(register)
-            self._writer.execute(store)
-            self._stats.add(stores=1, bytes_stored=nbytes)
+            self._writer.execute(entry.register())
+            _all(self._writer, entry.content(), self._timeout)
+            self._stats.add(stores=1, bytes_stored=entry.nbytes)
         self._stats.add(store_ms_total=(time.perf_counter() - start) * 1e3)
 
     def close(self) -> None:
@@ -84,3 +82,12 @@ class Remote:
         kind = type(error).__name__
         if self._stats.error(kind):
             logger.warning("going on without Pion: %s: %s (the next ones are counted)", kind, error)
+
+
+def _all(client: Client, calls: Sequence[Call[Any]], timeout: float) -> list[Any]:
+    """The values of all calls, or the first error of any."""
+    outcomes = client.pipeline(calls, timeout=timeout)
+    for outcome in outcomes:
+        if isinstance(outcome, PionError):
+            raise outcome
+    return outcomes

@@ -14,10 +14,12 @@ import numpy as np
 import pytest
 from mlx_lm.models.cache import KVCache
 from pion_vllm_mlx import PionPromptCache, remote
+from pion_vllm_mlx.caches import make_caches
 from pion_vllm_mlx.demo.children import pion_server
 from pion_vllm_mlx.fingerprint import model_fingerprint, prefix_fingerprint
-from pion_vllm_mlx.layout import read_layout
+from pion_vllm_mlx.layout import Layout, read_layout
 from pion_vllm_mlx.prefill import prefill
+from pion_vllm_mlx.states import freeze, pack
 
 from pion_server.client import Client
 
@@ -44,6 +46,14 @@ def assert_miss(pion: PionPromptCache, model: Any, namespace: str, kind: str) ->
     assert after["errors"][kind] == before["errors"].get(kind, 0) + 1
     assert after["stores"] == before["stores"]
     assert after["bytes_fetched"] == before["bytes_fetched"]
+
+
+def native_layout(model: Any) -> Layout:
+    return read_layout(model, make_caches(model), "native", blocks=False)
+
+
+def fingerprint_of(model: Any) -> str:
+    return prefix_fingerprint(model_fingerprint(model), native_layout(model).words(), IDS)
 
 
 class BadServer:
@@ -234,14 +244,14 @@ def test_another_format_under_the_same_namespace(
 @pytest.mark.parametrize(
     ("layers", "dim", "tokens", "codec"),
     [
-        (2, 16, 40, "fp32"),  # narrower rows
-        (2, 64, 20, "fp32"),  # wider and fewer, as many bytes
+        (4, 16, 40, "fp32"),  # narrower rows
+        (4, 64, 20, "fp32"),  # wider and fewer, as many bytes
         (1, 32, 40, "fp32"),
-        (3, 32, 40, "fp32"),
-        (2, 32, 39, "fp32"),
-        (2, 32, 41, "fp32"),
-        (2, 32, 40, "fp16"),
-        (2, 64, 40, "fp16"),  # as many bytes
+        (5, 32, 40, "fp32"),
+        (4, 32, 39, "fp32"),
+        (4, 32, 41, "fp32"),
+        (4, 32, 40, "fp16"),
+        (4, 64, 40, "fp16"),  # as many bytes
     ],
 )
 def test_rows_of_another_shape_under_our_fingerprint(
@@ -250,8 +260,7 @@ def test_rows_of_another_shape_under_our_fingerprint(
 ) -> None:  # fmt: skip
     """A client that lies about what it stores: the K/V must be refused, not used."""
     model = tiny("llama")
-    formats = map(str, read_layout(model, "native").formats)
-    fingerprint = prefix_fingerprint(model_fingerprint(model), formats, IDS)
+    fingerprint = fingerprint_of(model)
     blob = np.zeros((tokens, dim), np.float32)
     schema = [(codec, dim)] * layers
     with Client(f"pion://127.0.0.1:{port}") as client:
@@ -268,9 +277,9 @@ def test_a_prefix_that_was_stored_without_a_fingerprint(
 ) -> None:
     model = tiny("llama")
     with Client(f"pion://127.0.0.1:{port}") as client:
-        client.prefix_register(namespace, 32, "fp32", layers=2, tokens=40)
+        client.prefix_register(namespace, 32, "fp32", layers=4, tokens=40)
         blob = np.zeros((40, 32), np.float32)
-        client.prefix_store(namespace, 0, 40, [(blob, blob)] * 2)
+        client.prefix_store(namespace, 0, 40, [(blob, blob)] * 4)
     assert_miss(connect(model, vquant="native"), model, namespace, "Mismatch")
 
 
@@ -279,19 +288,48 @@ def test_half_a_prefix_is_a_miss_and_is_completed(
 ) -> None:
     """A writer that died between REGISTER and STORE leaves nothing that could be used."""
     model = tiny("llama")
-    layout = read_layout(model, "native")
-    fingerprint = prefix_fingerprint(model_fingerprint(model), map(str, layout.formats), IDS)
+    rows, fingerprint = native_layout(model).rows, fingerprint_of(model)
     with Client(f"pion://127.0.0.1:{port}") as client:
         client.prefix_register_schema(
-            namespace, layout.keys, layout.values, tokens=len(IDS), fingerprint=fingerprint
+            namespace, rows.keys, rows.values, tokens=len(IDS), fingerprint=fingerprint
         )
         blob = np.zeros((len(IDS), 32), np.float32)
-        client.prefix_store(namespace, 0, len(IDS), [(blob, blob)])  # one layer of two
+        client.prefix_store(namespace, 0, len(IDS), [(blob, blob)])  # one layer of four
     pion = connect(model, vquant="native")
     assert_prefilled(model, pion.get_or_prefill(IDS, namespace=namespace))
     assert pion.flush()
     assert_prefilled(model, pion.get_or_prefill(IDS, namespace=namespace))
     assert (pion.stats()["misses"], pion.stats()["hits"]) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("blob", "kind"),
+    [
+        (None, None),
+        (b"", "ValueError"),
+        (pack(freeze([mx.zeros((1, 3, 64))])), "Mismatch"),  # one array too few
+        (
+            pack(freeze([mx.zeros((1, 3, 64)), mx.zeros((1, 1, 64))])),
+            "Mismatch",
+        ),  # one axis too many
+    ],
+)
+def test_a_state_that_is_gone_or_wrong(
+    tiny: Tiny, connect: Connect, port: int, namespace: str, blob: bytes | None, kind: str | None
+) -> None:
+    model = tiny("recurrent_gemma")
+    with connect(model, vquant="native") as pion:
+        pion.get_or_prefill(IDS, namespace=namespace)
+    with Client(f"pion://127.0.0.1:{port}") as client:
+        if blob is None:
+            client.ssm_drop(namespace, 0)
+        else:
+            client.ssm_store(namespace, 0, blob)
+    pion = connect(model, vquant="native")
+    caches = pion.get_or_prefill(IDS, namespace=namespace)
+    logits = [model(mx.array([[5]]), cache=each) for each in (caches, prefill(model, IDS))]
+    assert mx.array_equal(*logits)
+    assert (pion.stats()["misses"], pion.stats()["errors"]) == (1, {kind: 1} if kind else {})
 
 
 def test_a_server_that_wants_a_password(tiny: Tiny, connect: Connect, namespace: str) -> None:

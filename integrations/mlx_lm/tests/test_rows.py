@@ -10,6 +10,7 @@ import mlx.nn as nn
 import pytest
 from mlx_lm.models.cache import KVCache
 from pion_vllm_mlx import PionPromptCache
+from pion_vllm_mlx.caches import make_caches
 from pion_vllm_mlx.layout import CODECS
 from pion_vllm_mlx.prefill import prefill
 
@@ -46,7 +47,7 @@ def assert_same_bits(left: Sequence[mx.array], right: Sequence[mx.array]) -> Non
 def test_native_is_bit_identical(
     tiny: Tiny, connect: Connect, namespace: str, family: str, dtype: mx.Dtype
 ) -> None:
-    model = tiny(family, dtype)
+    model = tiny(family, dtype, n_routed_experts=None)  # mlx has fp32 experts only on a CPU
     caches = restored(connect, model, namespace, vquant="native")
     assert [cache.offset for cache in caches] == [len(IDS)] * len(caches)
     assert_same_bits(sides(caches), sides(prefill(model, IDS)))
@@ -73,6 +74,30 @@ def test_the_model_goes_on_as_from_the_live_cache(
         assert mx.array_equal(
             model(mx.array([suffix]), cache=caches), model(mx.array([suffix]), cache=live)
         )
+
+
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        ("recurrent_gemma", {}),  # a ring and a state, no rows at all
+        ("qwen3_5", {}),  # rows and states
+        ("llama4", {}),  # a chunk that has moved, and rows
+        ("llama", {"kv_bits": 8, "kv_group_size": 32}),
+    ],
+)
+@pytest.mark.parametrize("vquant", ["native", "fp16"])
+def test_other_caches_go_on_as_the_live_ones(
+    tiny: Tiny, connect: Connect, namespace: str,
+    family: str, options: dict[str, int], vquant: str,
+) -> None:  # fmt: skip
+    """With fp16 as well, where it applies to rows only."""
+    model = tiny(family, **({"head_dim": 32} if options else {}))
+    caches = restored(connect, model, namespace, vquant=vquant, **options)
+    live = prefill(model, IDS, make_caches(model, **options))
+    for suffix in ([5, 6, 7], [8], [9]):
+        left, right = (model(mx.array([suffix]), cache=each) for each in (caches, live))
+        tolerance = 0 if vquant == "native" else 2e-2
+        assert mx.allclose(left, right, rtol=tolerance, atol=tolerance)
 
 
 def test_the_real_model_is_bit_identical(smollm2: Any, connect: Connect, namespace: str) -> None:
