@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -14,15 +13,24 @@ import uvloop
 from pydantic import ValidationError
 
 from pion_server import __version__
-from pion_server.config import Config, TenantOptions
+from pion_server.config import OWN_PORTS, Config, TenantOptions
 from pion_server.errors import PionError
-from pion_server.net.server import serve
+from pion_server.net.server import log_to_stderr, serve
+from pion_server.workers.folders import refuse_folder_of_others
+from pion_server.workers.supervisor import supervise
+
+# Options that say what is always so, for the sake of existing scripts.
+ACCEPTED = {
+    "kvcache": "serve K/V prefixes; always on",
+    "independent_workers": "workers share no data path; always so",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the server until it is told to stop; returns the exit status."""
     options = vars(parser().parse_args(argv))
-    del options["kvcache"]  # says what is always so
+    for word in ACCEPTED:
+        del options[word]
     try:
         options["tenants"] = _tenants(options.pop("tenant"), options["tenants"])
         config = Config(**{name: value for name, value in options.items() if value is not None})
@@ -30,14 +38,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _refuse("; ".join(_readable(item) for item in error.errors()), status=2)
     except ValueError as error:
         return _refuse(str(error), status=2)
-    logging.basicConfig(
-        level=config.log_level.upper(),
-        format="%(asctime)s %(levelname)s %(message)s",
-        stream=sys.stderr,
-    )
+    log_to_stderr(config)
     try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(serve(config))
+        refuse_folder_of_others(config)
+        if config.workers > 1:
+            asyncio.run(supervise(config))
+        else:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                runner.run(serve(config))
     except PionError as error:
         return _refuse(str(error), status=1)
     return 0
@@ -56,12 +64,18 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"pion-server {__version__}")
     top.add_argument("--host", help="address to listen on (127.0.0.1)")
     top.add_argument("--port", type=int, help="TCP port, 0 for a free one (1974)")
-    top.add_argument("-w", "--workers", type=int, help="worker processes (1; more are to come)")
     top.add_argument(
-        "--kvcache",
-        action="store_true",
-        help="serve K/V prefixes; always on, accepted for the sake of existing scripts",
+        "-w",
+        "--workers",
+        type=int,
+        metavar="N",
+        help="worker processes behind the port, each with its share of all limits; worker I also "
+        f"listens on port + {OWN_PORTS} + I (1)",
     )
+    for word, what in ACCEPTED.items():
+        top.add_argument(
+            f"--{word.replace('_', '-')}", action="store_true", help=f"{what}, accepted for scripts"
+        )
     _add_access(top.add_argument_group("access"))
     _add_durability(top.add_argument_group("durability"))
     _add_budgets(top.add_argument_group("budgets"))

@@ -25,6 +25,8 @@ from pion_server import DEFAULT_PORT
 DEFAULT_TENANT = "default"
 # Longer than any password; a guess that is longer is wrong without being looked at.
 MAX_SECRET = 1024
+# Worker i of several also listens on port + OWN_PORTS + i; what is between is left for other lanes.
+OWN_PORTS = 10
 FORM = "a tenant is name:secret[:quota], the quota a size such as 512mb"
 
 
@@ -71,7 +73,8 @@ class Config(BaseModel):
 
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(DEFAULT_PORT, ge=0, le=65535, description="TCP port; 0 takes a free one")
-    workers: int = Field(1, ge=1, le=1, description="worker processes (only 1 for now)")
+    # Each has its own share of the memory and its own log: far fewer than this are of use.
+    workers: int = Field(1, ge=1, le=64, description="worker processes behind the port")
     requirepass: Secret | None = Field(None, description="password of the tenant `default`")
     tenants: tuple[TenantOptions, ...] = Field((), description="who has a store of their own")
     ns_prefix: bytes = Field(
@@ -151,6 +154,15 @@ class Config(BaseModel):
             )
         if len(names) > self.maxclients:
             raise ValueError("--maxclients is shared evenly, and less than one for each tenant")
+        return self
+
+    @model_validator(mode="after")
+    def _refuse_ports_beyond_the_last(self) -> Config:
+        if (
+            self.workers > 1
+            and max(self.port + OWN_PORTS, self.metrics_port or 0) + self.workers > 65536
+        ):
+            raise ValueError("the ports of the workers would lie beyond 65535; see --workers")
         return self
 
     @model_validator(mode="after")

@@ -7,6 +7,7 @@ A message is one sentence for the person who can act on it.
 
 from __future__ import annotations
 
+import re
 from typing import ClassVar
 
 
@@ -70,6 +71,22 @@ class WrongType(PionError):
     prefix = "WRONGTYPE"
 
 
+class Elsewhere(PionError):
+    """The session or namespace lives on another worker of the server; nothing was done here."""
+
+    _words = re.compile(r"(?:(\S+) )?session lives on worker (\d{1,6})")
+
+    def __init__(self, worker: int, command: str = "") -> None:
+        super().__init__(f"{command} session lives on worker {worker}".lstrip())
+        self.worker = worker
+
+    @classmethod
+    def parse(cls, message: str) -> Elsewhere | None:
+        """The error that has this message, if one does: it has no prefix of its own."""
+        match = cls._words.fullmatch(message)
+        return cls(int(match[2]), match[1] or "") if match else None
+
+
 class ConnectionFailed(PionError):
     """Client side: the server could not be reached, or the connection broke."""
 
@@ -91,4 +108,6 @@ def from_wire(text: str) -> PionError:
     """
     prefix, _, message = text.partition(" ")
     cls = _BY_PREFIX.get(prefix)
+    if cls is PionError and (elsewhere := Elsewhere.parse(message)):
+        return elsewhere
     return cls(message) if cls else PionError(text)

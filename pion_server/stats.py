@@ -13,6 +13,7 @@ ESTIMATED_SECONDS_PER_TOKEN = 555e-6
 class Stats:
     """Counters of this process since its start, or since reset()."""
 
+    worker: int = 0
     started: float = field(default_factory=time.monotonic)
     prefix_hits: int = 0
     prefix_misses: int = 0
@@ -68,11 +69,10 @@ class Stats:
             "vector_queries": 0,
             "prefill_seconds_avoided_estimated": round(estimated, 6),
             "kvprefix_hits_estimated": self.prefix_hits - self.prefix_hits_measured,
-            "worker": 0,
+            "worker": self.worker,
             "uptime_seconds": int(time.monotonic() - self.started),
         }
 
     def reset(self) -> None:
         """Counters to zero; uptime is not a counter."""
-        started = self.started
-        self.__init__(started=started)  # type: ignore[misc]
+        self.__init__(self.worker, self.started)  # type: ignore[misc]

@@ -12,6 +12,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import count
@@ -29,6 +30,7 @@ from pion_server.store.budget import NO_LIMIT, Budget, make_room, trim
 from pion_server.store.mutations import Mutation
 from pion_server.store.store import Store
 from pion_server.store.units import Unit
+from pion_server.team import Directory, Team
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +71,7 @@ class Tenant:
     stats: Stats = field(default_factory=Stats, repr=False)
     clients: dict[int, Client] = field(default_factory=dict, repr=False)
     journal: Journal | None = field(default=None, repr=False)  # None: memory only
+    directory: Directory | None = field(default=None, repr=False)  # None: there is one process
     _commits: Commits | None = field(default=None, repr=False)
     _ids: Iterator[int] = field(default_factory=lambda: count(1), repr=False)
 
@@ -83,15 +86,22 @@ class Tenant:
             log.info("tenant %s: recovered in %.2f s: %s", self.name, report.seconds, report)
         self._evict(trim(self.store, self.budget))
 
+    def join(self) -> None:
+        """Tell the other workers what is held here. What another holds by now is dropped."""
+        if self.directory is not None:
+            for drop in self.directory.fill(self.store):
+                self._carry_out(drop)
+
     def apply(self, *mutations: Mutation) -> int:
         """Make room for all the mutations within the budget, then carry them out: the one choke
         point through which state changes. Returns the sum of what Store.apply returns.
 
-        Raises what make_room raises, with nothing changed.
+        Raises what make_room raises and Elsewhere, with nothing changed.
         """
         self.store.recency.tell(time.time_ns() // 1_000_000)
-        self._evict(make_room(self.store, self.budget, *mutations))
-        return sum(map(self._carry_out, mutations))
+        with self.directory.claim(mutations) if self.directory else nullcontext():
+            self._evict(make_room(self.store, self.budget, *mutations))
+            return sum(map(self._carry_out, mutations))
 
     def offer(self, *newcomers: Newcomer) -> None:
         """apply() those that --admission lets in, and forget the others without a word."""
@@ -109,6 +119,8 @@ class Tenant:
         result = self.store.apply(mutation)
         if self.journal is not None:
             self.journal.append(mutation)
+        if self.directory is not None:
+            self.directory.note(self.store, mutation)
         return result
 
     @property
@@ -157,18 +169,20 @@ def dismiss(client: Client) -> None:
 class Tenants:
     """All tenants of a server. Of secrets only keyed digests are kept here."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, team: Team | None = None) -> None:
         self._key = secrets.token_bytes(32)
         options, limits = config.everyone, limits_of(config)
         self._logins = [
             (
                 self._digest(each.name.encode(), each.secret.get_secret_value().encode()),
-                _tenant(config, each.name, limit),
+                _tenant(config, each.name, limit, team),
             )
             for each, limit in zip(options, limits, strict=True)
         ]
         # The tenant of everybody who comes, where there is no lock.
-        self.open = None if config.locked else _tenant(config, DEFAULT_TENANT, config.max_memory)
+        self.open = (
+            None if config.locked else _tenant(config, DEFAULT_TENANT, config.max_memory, team)
+        )
 
     def __iter__(self) -> Iterator[Tenant]:
         return iter([self.open] if self.open else [tenant for _, tenant in self._logins])
@@ -190,12 +204,14 @@ class Tenants:
         return b"".join(blake2b(word, key=self._key).digest() for word in words)
 
 
-def _tenant(config: Config, name: str, memory: int) -> Tenant:
+def _tenant(config: Config, name: str, memory: int, team: Team | None) -> Tenant:
     return Tenant(
         name,
         Budget(memory, config.max_sessions),
         Admission(config.admission),
         seats=config.maxclients // max(1, len(config.everyone)),
+        stats=Stats(team.index if team else 0),
+        directory=team.directory(name) if team else None,
     )
 
 

@@ -23,11 +23,14 @@ ROOMS: dict[str, set[str]] = {
     "codecs": {"errors"},
     "store": {"codecs", "errors"},
     "journal": {"store", "codecs", "errors"},
-    "tenants": BASE | {"store", "stats", "journal"},
-    "commands": BASE | {"wire", "codecs", "store", "stats", "tenants"},
-    "net": BASE | {"wire", "commands", "tenants"},
+    "team": {"store"},
+    "tenants": BASE | {"store", "stats", "journal", "team"},
+    "commands": BASE | {"wire", "codecs", "store", "stats", "team", "tenants"},
+    "net": BASE | {"wire", "commands", "team", "tenants"},
+    # Workers are clients of each other where they pass plain keys on.
+    "workers": BASE | {"wire", "store", "team", "tenants", "net", "client"},
     "client": {"wire", "codecs", "errors", "version"},
-    "__main__": BASE | {"net"},
+    "__main__": BASE | {"net", "workers"},
 }
 # Connectors stand on the client and its errors; nothing else of the server is theirs.
 CONNECTORS = {

@@ -8,12 +8,13 @@ deadline. Errors are the classes of pion_server/errors.py.
 """
 
 from pion_server.client.asynchronous import AsyncClient
-from pion_server.client.calls import BlockTable, Call, Fmt, Layout, PrefixRows, Sink
+from pion_server.client.calls import BlockTable, Call, Fmt, Layout, PrefixRows, Sink, Worker
 from pion_server.client.sync import Client
 from pion_server.client.url import DEFAULT_URL
 from pion_server.errors import (
     ConnectionFailed,
     DeadlineExceeded,
+    Elsewhere,
     Mismatch,
     NoAuth,
     OutOfMemory,
@@ -31,6 +32,7 @@ __all__ = [
     "Client",
     "ConnectionFailed",
     "DeadlineExceeded",
+    "Elsewhere",
     "Fmt",
     "Layout",
     "Mismatch",
@@ -40,6 +42,7 @@ __all__ = [
     "PrefixRows",
     "ProtocolError",
     "Sink",
+    "Worker",
     "WrongPass",
     "WrongType",
 ]

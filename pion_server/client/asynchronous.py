@@ -5,7 +5,8 @@ that is given up, by its deadline or by cancellation, closes the connection: its
 its way into the caller's buffer, its request half out. The others that were sent then run again on
 a new connection if that is safe (see `Call.retry`), and raise ConnectionFailed if not. So give
 calls with impatient deadlines a client of their own. A broken connection is otherwise treated as
-`Client` treats it: calls are repeated once, if it had worked before and if that is safe.
+`Client` treats it: calls are repeated once, if it had worked before and if that is safe; and so is
+an answer that another worker has to be asked.
 """
 
 from __future__ import annotations
@@ -14,15 +15,19 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any, Self, TypeVar, cast
 
-from pion_server.client.calls import Call
+from pion_server.client.calls import Call, pion_workers
 from pion_server.client.connecting import connect_async, unreachable
 from pion_server.client.conversation import (
     CLOSED,
+    DOOR,
+    HOPS,
     Conversation,
     Exchange,
     describe,
+    endpoint_of,
     handshake,
     outcome,
+    redirected,
     safe_to_repeat,
 )
 from pion_server.client.deadline import Deadline
@@ -41,15 +46,24 @@ class AsyncClient(Commands):
     """A client of one server; one coroutine a command (pion_server/client/methods.py).
 
     `timeout` is the deadline of a call in seconds. Calls raise ConnectionFailed, DeadlineExceeded,
-    or the error that the server answered, all of them PionError.
+    or the error that the server answered, all of them PionError: Elsewhere too where
+    `auto_redirect` is off.
     """
 
-    def __init__(self, url: str = DEFAULT_URL, *, timeout: float = 5.0) -> None:
-        self._endpoint = parse_url(url)
+    def __init__(
+        self,
+        url: str | Endpoint = DEFAULT_URL,
+        *,
+        timeout: float = 5.0,
+        auto_redirect: bool = True,
+    ) -> None:
+        self._endpoint = url if isinstance(url, Endpoint) else parse_url(url)
         self._timeout = timeout
+        self._hops = HOPS if auto_redirect else 0
         self._closed = False
         self._connecting = asyncio.Lock()
-        self._link: Link | None = None
+        self._links: dict[int | None, Link] = {}  # by worker
+        self._endpoints: dict[int, Endpoint] = {}  # of workers that were asked
 
     async def execute(self, call: Call[T], *, timeout: float | None = None) -> T:
         """Run a call and await its value, for `timeout` seconds instead of the client's."""
@@ -71,9 +85,9 @@ class AsyncClient(Commands):
         in flight and later ones raise ConnectionFailed."""
         self._closed = True
         async with self._connecting:
-            if self._link is not None:
-                self._link.lose(CLOSED)
-                await self._link.closed.wait()
+            for link in self._links.values():
+                link.lose(CLOSED)
+                await link.closed.wait()
 
     async def __aenter__(self) -> Self:
         return self
@@ -89,14 +103,36 @@ class AsyncClient(Commands):
         deadline = Deadline(seconds, describe(calls, self._endpoint))
         try:
             async with asyncio.timeout(deadline.left()):
-                return await self._attempt(calls, deadline)
+                return await self._settle(calls, deadline)
         except TimeoutError:
             raise deadline.exceeded() from None
 
-    async def _attempt(self, calls: Sequence[Call[Any]], deadline: Deadline) -> list[Reply]:
+    async def _settle(self, calls: Sequence[Call[Any]], deadline: Deadline) -> list[Reply]:
+        replies = await self._exchange(DOOR, calls, deadline)
+        for _ in range(self._hops):
+            for worker, positions in redirected(replies).items():
+                again = [calls[position] for position in positions]
+                answers = await self._ask(worker, again, deadline)
+                for position, reply in zip(positions, answers, strict=True):
+                    replies[position] = reply
+        return replies
+
+    async def _ask(
+        self, worker: int, calls: Sequence[Call[Any]], deadline: Deadline
+    ) -> list[Reply]:
+        """What that worker answers; why there is no answer, where it cannot be reached."""
+        try:
+            return await self._exchange(worker, calls, deadline)
+        except ConnectionFailed as error:
+            self._endpoints.pop(worker, None)
+            return [error] * len(calls)
+
+    async def _exchange(
+        self, worker: int | None, calls: Sequence[Call[Any]], deadline: Deadline
+    ) -> list[Reply]:
         may_repeat = safe_to_repeat(calls)
         while True:
-            link = await self._ready(deadline)
+            link = await self._ready(worker, deadline)
             proven = link.proven
             try:
                 replies = await link.exchange(calls)
@@ -113,13 +149,25 @@ class AsyncClient(Commands):
                 link.proven = True
                 return replies
 
-    async def _ready(self, deadline: Deadline) -> Link:
+    async def _ready(self, worker: int | None, deadline: Deadline) -> Link:
+        endpoint = await self._endpoint_of(worker, deadline)
         async with self._connecting:
             if self._closed:
                 raise ConnectionFailed(CLOSED)
-            if self._link is None or self._link.lost:
-                self._link = await Link.open(self._endpoint, deadline)
-            return self._link
+            link = self._links.get(worker)
+            if link is None or link.lost:
+                link = self._links[worker] = await Link.open(endpoint, deadline)
+            return link
+
+    async def _endpoint_of(self, worker: int | None, deadline: Deadline) -> Endpoint:
+        """Where a worker is reached, as the server says."""
+        if worker is DOOR:
+            return self._endpoint
+        if worker not in self._endpoints:
+            call = pion_workers()
+            (reply,) = await self._exchange(DOOR, [call], deadline)
+            self._endpoints[worker] = endpoint_of(worker, call.result(reply), self._endpoint)
+        return self._endpoints[worker]
 
 
 class GivenUp(ConnectionFailed):

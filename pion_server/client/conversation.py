@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
-from pion_server.client.calls import Call, hello, select
+from pion_server.client.calls import Call, Worker, hello, select
 from pion_server.client.url import Endpoint
-from pion_server.errors import PionError, ProtocolError
+from pion_server.errors import Elsewhere, PionError, ProtocolError
 from pion_server.wire.encode import encode_request
 from pion_server.wire.limits import Limits
 from pion_server.wire.replies import Incomplete, ReplyDecoder
@@ -22,6 +23,11 @@ from pion_server.wire.values import Payload, Reply
 CLOSED = "this client is closed"
 # macOS refuses to receive 2 GB or more in one call.
 RECEIVE_MAX = 1 << 30
+# In the place of a worker's number: whichever one the server lets answer.
+DOOR = None
+# How often a call is sent on to the worker that a refusal names. That is the right one unless the
+# name has moved since, which takes a drop.
+HOPS = 2
 
 
 class Exchange:
@@ -117,3 +123,22 @@ def outcome(call: Call[Any], reply: Reply) -> Any:
         return call.result(reply)
     except PionError as error:
         return error
+
+
+def redirected(replies: Sequence[Reply]) -> dict[int, list[int]]:
+    """The positions of the calls that were refused since what they are about lives on another
+    worker, by that worker. Nothing was done, so they may all be sent there."""
+    positions: dict[int, list[int]] = {}
+    for position, reply in enumerate(replies):
+        if isinstance(reply, Elsewhere):
+            positions.setdefault(reply.worker, []).append(position)
+    return positions
+
+
+def endpoint_of(worker: int, workers: Sequence[Worker], server: Endpoint) -> Endpoint:
+    """How to reach a worker of `server`: the host is the same, for that name is the one that leads
+    there from here, and that certificates are for. Raises PionError where there is none such."""
+    for each in workers:
+        if each.worker == worker:
+            return replace(server, place=server.place.beside(each.port))
+    raise PionError(f"{server.place} names worker {worker}, but has no such worker")

@@ -103,3 +103,4 @@ class Commands:
 
     pion_stats = method(calls.pion_stats)
     pion_stats_reset = method(calls.pion_stats_reset)
+    pion_workers = method(calls.pion_workers)

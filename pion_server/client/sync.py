@@ -3,7 +3,9 @@
 Thread-safe: one call at a time, the others wait within their own deadlines. The connection opens
 with the first call, and again in a child process after a fork. One that broke while it was idle
 is replaced; where that shows only after sending, the calls are sent once more if that is safe (see
-`Call.retry`). After a deadline or a protocol error the connection is closed, never reused.
+`Call.retry`). After a deadline or a protocol error the connection is closed, never reused. Where a
+server of several workers says that another one has to be asked, that one is, over a connection that
+is kept.
 """
 
 from __future__ import annotations
@@ -16,15 +18,19 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Self, TypeVar
 
-from pion_server.client.calls import Call
+from pion_server.client.calls import Call, pion_workers
 from pion_server.client.connecting import connect
 from pion_server.client.conversation import (
     CLOSED,
+    DOOR,
+    HOPS,
     Conversation,
     Exchange,
     describe,
+    endpoint_of,
     handshake,
     outcome,
+    redirected,
     safe_to_repeat,
 )
 from pion_server.client.deadline import Deadline
@@ -42,12 +48,16 @@ class Client(Commands):
     """A client of one server; one method a command (pion_server/client/methods.py).
 
     `timeout` is the deadline of a call in seconds. Calls raise ConnectionFailed, DeadlineExceeded,
-    or the error that the server answered, all of them PionError.
+    or the error that the server answered, all of them PionError: Elsewhere too where
+    `auto_redirect` is off.
     """
 
-    def __init__(self, url: str = DEFAULT_URL, *, timeout: float = 5.0) -> None:
+    def __init__(
+        self, url: str = DEFAULT_URL, *, timeout: float = 5.0, auto_redirect: bool = True
+    ) -> None:
         self._endpoint = parse_url(url)
         self._timeout = timeout
+        self._hops = HOPS if auto_redirect else 0
         self._closed = False
         self._start()
 
@@ -71,8 +81,7 @@ class Client(Commands):
         ConnectionFailed."""
         self._closed = True
         with self._own_lock():
-            if self._link is not None:
-                self._link.close()
+            self._hang_up()
 
     def __enter__(self) -> Self:
         return self
@@ -87,13 +96,33 @@ class Client(Commands):
         seconds = self._timeout if timeout is None else timeout
         deadline = Deadline(seconds, describe(calls, self._endpoint))
         with self._turn(deadline):
-            link, reused = self._ready(deadline)
-            try:
-                return link.exchange(calls, deadline)
-            except ConnectionFailed:
-                if not (reused and safe_to_repeat(calls)):
-                    raise
-            return self._connect(deadline).exchange(calls, deadline)
+            replies = self._exchange(DOOR, calls, deadline)
+            for _ in range(self._hops):
+                for worker, positions in redirected(replies).items():
+                    again = [calls[position] for position in positions]
+                    for position, reply in zip(
+                        positions, self._ask(worker, again, deadline), strict=True
+                    ):
+                        replies[position] = reply
+            return replies
+
+    def _ask(self, worker: int, calls: Sequence[Call[Any]], deadline: Deadline) -> list[Reply]:
+        """What that worker answers; why there is no answer, where it cannot be reached."""
+        try:
+            return self._exchange(worker, calls, deadline)
+        except ConnectionFailed as error:
+            return [error] * len(calls)
+
+    def _exchange(
+        self, worker: int | None, calls: Sequence[Call[Any]], deadline: Deadline
+    ) -> list[Reply]:
+        link, reused = self._ready(worker, deadline)
+        try:
+            return link.exchange(calls, deadline)
+        except ConnectionFailed:
+            if not (reused and safe_to_repeat(calls)):
+                raise
+        return self._connect(worker, deadline).exchange(calls, deadline)
 
     @contextmanager
     def _turn(self, deadline: Deadline) -> Iterator[None]:
@@ -111,26 +140,37 @@ class Client(Commands):
         """This process's lock. A forked child must not write into its parent's connection, nor
         wait for a lock that one of the parent's threads held at the fork, so it starts anew."""
         if self._pid != os.getpid():
-            if self._link is not None:
-                self._link.close()
+            self._hang_up()
             self._start()
         return self._lock
 
     def _start(self) -> None:
         self._pid = os.getpid()
         self._lock = threading.Lock()
-        self._link: Link | None = None
+        self._links: dict[int | None, Link] = {}  # by worker
 
-    def _ready(self, deadline: Deadline) -> tuple[Link, bool]:
-        if self._link is not None and self._link.usable():
-            return self._link, True
-        return self._connect(deadline), False
+    def _hang_up(self) -> None:
+        for link in self._links.values():
+            link.close()
 
-    def _connect(self, deadline: Deadline) -> Link:
-        if self._link is not None:
-            self._link.close()
-        self._link = Link.open(self._endpoint, deadline)
-        return self._link
+    def _ready(self, worker: int | None, deadline: Deadline) -> tuple[Link, bool]:
+        link = self._links.get(worker)
+        if link is not None and link.usable():
+            return link, True
+        return self._connect(worker, deadline), False
+
+    def _connect(self, worker: int | None, deadline: Deadline) -> Link:
+        if worker in self._links:
+            self._links[worker].close()
+        endpoint = self._endpoint if worker is DOOR else self._endpoint_of(worker, deadline)
+        link = self._links[worker] = Link.open(endpoint, deadline)
+        return link
+
+    def _endpoint_of(self, worker: int, deadline: Deadline) -> Endpoint:
+        """Where a worker is reached, as the server says."""
+        call = pion_workers()
+        (reply,) = self._exchange(DOOR, [call], deadline)
+        return endpoint_of(worker, call.result(reply), self._endpoint)
 
 
 class Link:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import socket
 import ssl
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import SplitResult, unquote, urlsplit
 
@@ -50,6 +50,9 @@ class Place(Protocol):
     def resolve(self) -> list[Address]:
         """The addresses to try, in order; may block on a name server. Raises OSError."""
 
+    def beside(self, port: int) -> Place:
+        """Another port there."""
+
 
 @dataclass(frozen=True, slots=True)
 class Tcp:
@@ -71,6 +74,9 @@ class Tcp:
     def resolve(self) -> list[Address]:
         found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
         return [Address(family, sockaddr) for family, _, _, _, sockaddr in found]
+
+    def beside(self, port: int) -> Tcp:
+        return replace(self, port=port)
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"

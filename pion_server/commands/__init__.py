@@ -16,6 +16,7 @@ FAMILIES = (
     "states",
     "durability",
     "receipt",
+    "workers",
 )
 
 

@@ -12,16 +12,19 @@ from pion_server.stats import Stats
 from pion_server.store.admission import Newcomer
 from pion_server.store.mutations import Mutation
 from pion_server.store.store import Store
+from pion_server.team import Listing, Team
 from pion_server.tenants import Client, Tenant, Tenants
 from pion_server.wire.values import Payload
 
 
 @dataclass(slots=True)
 class Server:
-    """What is behind every connection of this process. `tenants` is for AUTH and its like."""
+    """What is behind every connection of this process. `tenants` is for AUTH and its like, `team`
+    the other workers, if there are any."""
 
     config: Config
     tenants: Tenants
+    team: Team | None = None
     started: float = field(default_factory=time.time)
     run_id: str = ""
     port: int = 0
@@ -62,6 +65,12 @@ class Context:
     def ignores(self, sid: bytes) -> bool:
         """Whether rows for a session are to be dropped without a word, since it was turned away."""
         return sid not in self.store.sessions and self.tenant.admission.ignores(sid)
+
+    def elsewhere(self, namespace: bytes) -> Listing | None:
+        """What is known of a namespace that another worker holds."""
+        directory = self.tenant.directory
+        listing = directory.find(namespace) if directory is not None else None
+        return listing if listing is not None and listing.namespace else None
 
     def now_ms(self) -> int:
         """Wall clock, milliseconds since the epoch: what deadlines of keys are compared with."""

@@ -12,10 +12,11 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from pion_server.commands import load_families
+from pion_server.commands.arguments import MAX_NAME
 from pion_server.commands.context import Context, Server
-from pion_server.commands.registry import TABLE, Access, Command, Job
-from pion_server.errors import NoAuth, PionError
-from pion_server.tenants import Client
+from pion_server.commands.registry import TABLE, Access, Command, Home, Job
+from pion_server.errors import Elsewhere, NoAuth, PionError
+from pion_server.tenants import Client, Tenant
 from pion_server.wire.values import Payload, Reply
 
 log = logging.getLogger(__name__)
@@ -39,12 +40,47 @@ class Dispatcher:
             client.last_command = command.name
             if tenant is None and Access.NO_AUTH not in command.access:
                 raise NoAuth("Authentication required.")
+            if tenant is not None and self.server.team is not None:
+                refuse_what_lives_elsewhere(tenant, command, args)
+                if command.home is Home.FIRST and self.server.team.index:
+                    return self._pass_on(tenant, client.db, command, args)
             if tenant is not None and Access.WRITE in command.access:
                 tenant.refuse_lost_writes()
         except PionError as refusal:
             return refusal
         result = guarded(lambda: command.handler(Context(self.server, client, tenant), args[1:]))
+        if isinstance(result, Elsewhere):  # another worker was faster just now
+            return Elsewhere(result.worker, command.name)
         return guarded_job(result, command.access) if isinstance(result, Job) else result
+
+    def _pass_on(self, tenant: Tenant, db: int, command: Command, args: list[Payload]) -> Job:
+        """Worker 0 has the plain keys. No later command need wait: what is passed on stays in
+        order, and no other command is about keys."""
+        assert self.server.team is not None
+        repeatable = Access.WRITE not in command.access
+        work = self.server.team.ask_first(tenant.name, db, args, repeatable)
+        return Job(work, lambda reply: reply)
+
+
+# The arguments of a request that name a session or namespace, the command's name included.
+NAMES = {
+    Home.SESSION: slice(1, 2),
+    Home.NAMESPACE: slice(1, 2),
+    Home.NAMESPACES: slice(1, None),
+}
+
+
+def refuse_what_lives_elsewhere(tenant: Tenant, command: Command, args: list[Payload]) -> None:
+    """Raise Elsewhere where another worker holds what the command is about. Names that are none are
+    left to the command."""
+    directory = tenant.directory
+    if directory is None or command.home not in NAMES:
+        return
+    find = directory.find_session if command.home is Home.SESSION else directory.find
+    for name in args[NAMES[command.home]]:
+        listing = find(bytes(name)) if len(name) <= MAX_NAME else None
+        if listing is not None:
+            raise Elsewhere(listing.worker, command.name)
 
 
 def find(args: list[Payload]) -> Command:

@@ -6,7 +6,7 @@ Wire forms beyond the specification's: docs/decisions/0001-prefix-wire-forms.md.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from pion_server.commands.arguments import Arguments, Option
 from pion_server.commands.blocks import block_table
@@ -19,12 +19,15 @@ from pion_server.commands.layouts import (
     token,
     uniform,
 )
-from pion_server.commands.registry import Access, command
+from pion_server.commands.registry import Access, Home, command
 from pion_server.errors import Mismatch, PionError
 from pion_server.store.mutations import Declaration, DropPrefix, RegisterPrefix
 from pion_server.store.prefixes import Prefix
 from pion_server.store.schema import MAX_DIM, MAX_LAYERS, Schema
+from pion_server.team import Listing
 from pion_server.wire.values import OK, Payload, Reply, Status
+
+Known = TypeVar("Known", bound=Prefix | Listing)
 
 GROUP = "KV.PREFIX"
 MISMATCH = "-MISMATCH"
@@ -155,6 +158,7 @@ def _register(
     "KV.PREFIX.LOOKUP",
     arity=-2,
     group=GROUP,
+    home=Home.ANYWHERE,
     syntax="KV.PREFIX.LOOKUP <ns> [TOKENS <n>] [PREFILL_MS <ms>] [FINGERPRINT <hex>]",
     reply="+HIT | +MISS",
     errors=(MISMATCH,),
@@ -162,7 +166,7 @@ def _register(
 def lookup(ctx: Context, raw: list[Payload]) -> Reply:
     """Whether the namespace can be fetched whole, and the entry in the receipt: TOKENS and
     PREFILL_MS say what this restore really spared, where the caller knows better. A hit is not
-    evicted for some seconds, unless nothing else is left."""
+    evicted for some seconds, unless nothing else is left; one of another worker may be."""
     args = ctx.arguments(raw)
     ns = namespace(args)
     options = args.options(
@@ -173,15 +177,17 @@ def lookup(ctx: Context, raw: list[Payload]) -> Reply:
         }
     )
     stats = ctx.stats
+    here = ctx.store.prefix(ns)
     try:
-        prefix = hit(ctx, ns, options.get("FINGERPRINT"))
+        prefix = usable(here or ctx.elsewhere(ns), options.get("FINGERPRINT"))
     except Mismatch:
         stats.miss()
         raise
     if prefix is None:
         stats.miss()
         return Status("MISS")
-    ctx.store.lease(prefix.unit, ctx.now_ms())
+    if here is not None:
+        ctx.store.lease(here.unit, ctx.now_ms())
     tokens = options.get("TOKENS", prefix.tokens)
     # The registered time is that of the whole prefix; it says nothing of a part or of a chain.
     known = prefix.prefill_ms if tokens == prefix.tokens else None
@@ -190,16 +196,20 @@ def lookup(ctx: Context, raw: list[Payload]) -> Reply:
 
 
 def hit(ctx: Context, ns: bytes, wanted: bytes | None) -> Prefix | None:
+    """The namespace if it is complete, and on this worker. Raises Mismatch like usable()."""
+    return usable(ctx.store.prefix(ns), wanted)
+
+
+def usable(prefix: Known | None, wanted: bytes | None) -> Known | None:
     """The namespace if it is complete; raises Mismatch where it was stored under another
     fingerprint than the one that the caller names."""
-    prefix = ctx.store.prefix(ns)
     if prefix is None:
         return None
     match_fingerprint(prefix, wanted)
     return prefix if prefix.sealed else None
 
 
-def match_fingerprint(prefix: Prefix, wanted: bytes | None) -> None:
+def match_fingerprint(prefix: Prefix | Listing, wanted: bytes | None) -> None:
     """Raise Mismatch where the caller names a fingerprint and the prefix has another, or none."""
     if wanted is not None and prefix.fingerprint != wanted:
         raise Mismatch(
@@ -212,6 +222,7 @@ def match_fingerprint(prefix: Prefix, wanted: bytes | None) -> None:
     "KV.PREFIX.MATCH",
     arity=-3,
     group=GROUP,
+    home=Home.ANYWHERE,
     syntax="KV.PREFIX.MATCH <n> <ns> [<ns> ...] [FINGERPRINT <hex>]",
     reply=":<number of leading namespaces that are hits>",
 )
@@ -221,7 +232,13 @@ def match(ctx: Context, raw: list[Payload]) -> Reply:
     args = ctx.arguments(raw)
     count = args.integer("number of namespaces", 1, MAX_TOKENS)
     names = [namespace(args) for _ in range(min(count, len(raw)))]
-    return ctx.store.match(names, args.options(FINGERPRINT).get("FINGERPRINT"), ctx.now_ms())
+    wanted = args.options(FINGERPRINT).get("FINGERPRINT")
+
+    def elsewhere(name: bytes) -> bool:
+        there = ctx.elsewhere(name)
+        return there is not None and there.sealed and wanted in (None, there.fingerprint)
+
+    return ctx.store.match(names, wanted, ctx.now_ms(), elsewhere)
 
 
 @command(
@@ -229,12 +246,13 @@ def match(ctx: Context, raw: list[Payload]) -> Reply:
     arity=-2,
     group=GROUP,
     access=Access.WRITE,
+    home=Home.NAMESPACES,
     syntax="KV.PREFIX.DROP <ns> [<ns> ...]",
     reply=":<number dropped>",
 )
 def drop(ctx: Context, raw: list[Payload]) -> Reply:
     """Free both sessions of each namespace. One that is not held counts 0. Replies that are on
-    their way keep their rows."""
+    their way keep their rows. Of several workers, the one that holds them all has to be asked."""
     args = ctx.arguments(raw)
     names = [namespace(args) for _ in raw]
     return sum(ctx.apply(DropPrefix(name)) for name in names)
@@ -244,6 +262,7 @@ def drop(ctx: Context, raw: list[Payload]) -> Reply:
     "KV.PREFIX.INFO",
     arity=1,
     group=GROUP,
+    home=Home.ANYWHERE,
     syntax="KV.PREFIX.INFO",
     reply="a bulk of lines <field>:<value>",
 )
@@ -251,7 +270,8 @@ def info(ctx: Context, raw: list[Payload]) -> Reply:
     """Totals: registered_prefixes, total_prefix_tokens, vstore_sessions, vstore_total_fetches,
     vstore_bytes (rows held, in their stored format), wal_bytes (0 without a log), ssm_states,
     ssm_bytes; memory_used and memory_limit (what --max-memory is about; 0: no limit),
-    sessions_limit, evictions (of a prefix, session or key), admission_rejections."""
+    sessions_limit, evictions (of a prefix, session or key), admission_rejections. All of them,
+    limits too, are those of one `worker`."""
     held, budget = ctx.store, ctx.tenant.budget
     fields = {
         "registered_prefixes": held.prefix_count,
@@ -267,5 +287,6 @@ def info(ctx: Context, raw: list[Payload]) -> Reply:
         "sessions_limit": budget.sessions,
         "evictions": ctx.stats.evicted,
         "admission_rejections": ctx.stats.turned_away,
+        "worker": ctx.stats.worker,
     }
     return "".join(f"{name}:{value}\r\n" for name, value in fields.items())

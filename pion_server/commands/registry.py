@@ -5,10 +5,11 @@ The table is the single source for dispatch, arity, COMMAND and docs/PROTOCOL.md
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from enum import Flag, auto
+from enum import Enum, Flag, auto
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pion_server.wire.values import Payload, Reply
@@ -25,6 +26,26 @@ class Access(Flag):
     NO_AUTH = auto()  # allowed before AUTH
 
 
+class Home(Enum):
+    """Which of several workers a command is carried out on."""
+
+    ANYWHERE = auto()  # the one that gets it
+    SESSION = auto()  # the one that holds the session which its first argument names
+    NAMESPACE = auto()  # the one that holds the namespace which its first argument names
+    NAMESPACES = auto()  # the one that holds all the namespaces which its arguments name
+    FIRST = auto()  # worker 0, which has all plain keys: it is passed on
+
+
+# Of the commands of a group, but for those that say otherwise.
+HOMES = {
+    "KV.PREFIX": Home.NAMESPACE,
+    "SSM.PREFIX": Home.NAMESPACE,
+    "V": Home.SESSION,
+    "Strings": Home.FIRST,
+    "Keys": Home.FIRST,
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Job:
     """A reply that takes a while: `work` runs off the event loop and touches no state, or is under
@@ -35,7 +56,7 @@ class Job:
     pipeline sees its own writes. `access` is filled in by the dispatcher.
     """
 
-    work: Callable[[], Any] | Future[Any]
+    work: Callable[[], Any] | Future[Any] | asyncio.Future[Any]
     finish: Callable[[Any], Reply]
     access: Access = Access.READ
 
@@ -56,6 +77,7 @@ class Command:
     errors: tuple[str, ...]
     summary: str
     handler: Handler
+    home: Home = Home.ANYWHERE
 
     def accepts(self, argument_count: int) -> bool:
         return argument_count == self.arity if self.arity >= 0 else argument_count >= -self.arity
@@ -75,6 +97,7 @@ def command(
     syntax: str,
     reply: str,
     access: Access = Access.READ,
+    home: Home | None = None,
     errors: tuple[str, ...] = (),
 ) -> Callable[[Handler], Handler]:
     """Enter a handler into the table. Its docstring is the command's documentation. A name with a
@@ -82,7 +105,8 @@ def command(
 
     The handler gets the arguments after the name. It returns a Reply or a Job, or raises
     PionError, which becomes the error reply. `syntax` is the full wire form, `reply` says what
-    comes back, `errors` lists error replies beyond wrong arity, as they start on the wire.
+    comes back, `errors` lists error replies beyond wrong arity, as they start on the wire. `home`
+    is the group's (HOMES) where it is None.
     """
 
     def enter(handler: Handler) -> Handler:
@@ -90,7 +114,10 @@ def command(
         if name in table:
             raise ValueError(f"command {name} is defined twice")
         summary = " ".join((handler.__doc__ or "").split())
-        table[name] = Command(name, arity, access, group, syntax, reply, errors, summary, handler)
+        where = home or HOMES.get(group, Home.ANYWHERE)
+        table[name] = Command(
+            name, arity, access, group, syntax, reply, errors, summary, handler, where
+        )
         return handler
 
     return enter

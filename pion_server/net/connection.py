@@ -30,6 +30,8 @@ MAX_WAITING = 1024
 # Stored payload that they may refer to before no more requests are taken. Rows that were dropped or
 # replaced meanwhile stay in memory for their sake, and count in nobody's memory limit.
 MAX_OWED = 64 << 20
+# Jobs of one client that may be under way: what their replies will hold is not known yet.
+MAX_JOBS = 16
 # A client that takes nothing for so long is gone, or might as well be.
 STALL_SECONDS = 60.0
 
@@ -51,6 +53,7 @@ class Connection(asyncio.BufferedProtocol):
         self._connections = connections
         self._tenant: Tenant | None = None  # whose the client was after its last request
         self._busy = False  # a write of this client is being computed
+        self._jobs = 0  # of this client, under way
         self._resting = False  # there is work left for the next turn
         self._reading = True
         self._ended = False  # no further request is taken
@@ -169,6 +172,8 @@ class Connection(asyncio.BufferedProtocol):
     def _has_room(self) -> bool:
         if self._outbox and self._tenant is not None and self._tenant.is_behind():
             return False
+        if self._jobs >= MAX_JOBS:
+            return False
         return len(self._outbox) < MAX_WAITING and self._outbox.owed < MAX_OWED
 
     def _rest(self) -> None:
@@ -202,7 +207,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def _start(self, job: Job, slot: Slot) -> None:
         self._busy = self._busy or Access.WRITE in job.access
-        if isinstance(job.work, Future):
+        self._jobs += 1
+        if isinstance(job.work, Future | asyncio.Future):
             work = asyncio.wrap_future(job.work)
         else:
             work = asyncio.get_running_loop().run_in_executor(self._executor, job.work)
@@ -214,6 +220,7 @@ class Connection(asyncio.BufferedProtocol):
     ) -> None:
         if done.cancelled():  # the server stops
             return
+        self._jobs -= 1
         if Access.WRITE in job.access:
             self._busy = False
         logged = tenant.logged if tenant else 0

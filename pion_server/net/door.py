@@ -14,6 +14,7 @@ import ssl
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from pion_server.errors import PionError
 from pion_server.net.lobby import Lobby
 
 log = logging.getLogger(__name__)
@@ -28,7 +29,15 @@ PAUSE_SECONDS = 0.1
 
 def listen(host: str, port: int) -> list[socket.socket]:
     """A listening socket for each address of `host`; with port 0 on one free port for all. Raises
-    OSError."""
+    PionError, naming address and cause."""
+    try:
+        return _listen(host, port)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise PionError(f"cannot listen on {host}:{port}: {reason}") from error
+
+
+def _listen(host: str, port: int) -> list[socket.socket]:
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     listeners: list[socket.socket] = []
     for family, sockaddr in dict.fromkeys((each[0], each[4]) for each in found):
@@ -99,5 +108,6 @@ class Door:
         loop = asyncio.get_running_loop()
         # OSError is all that a peer can do wrong: no TLS, a wrong certificate, too slow, gone.
         with contextlib.suppress(OSError):
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if sock.family != socket.AF_UNIX:
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             await loop.connect_accepted_socket(self._make, sock, **self._options)

@@ -8,7 +8,10 @@ import logging
 import resource
 import secrets
 import signal
+import socket
+import ssl
 import sys
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from pion_server.commands.context import Server
@@ -19,8 +22,10 @@ from pion_server.errors import PionError
 from pion_server.net.connection import Connection
 from pion_server.net.door import Door, listen
 from pion_server.net.lobby import ROOM, Lobby
+from pion_server.net.memory import reuse_freed_blocks
 from pion_server.net.tls import server_context
 from pion_server.net.watching import Watch
+from pion_server.team import Team
 from pion_server.tenants import Tenant, Tenants
 
 log = logging.getLogger(__name__)
@@ -34,46 +39,57 @@ MACOS_FILES = 10_240
 
 
 class PionServer:
-    """One listening socket and everything behind it."""
+    """The way in and everything behind it. `team`: the workers that this one is of."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, team: Team | None = None) -> None:
         self._tls = server_context(config)
         self._lobby = Lobby()
-        self.state = Server(config, Tenants(config), run_id=secrets.token_hex(20))
-        self._dispatcher = Dispatcher(self.state)
+        self.state = Server(config, Tenants(config, team), team, run_id=secrets.token_hex(20))
+        self._doors: list[Door] = []
         self._watch = Watch(self.state)
         # Conversions release the GIL; more threads than this only fight over memory bandwidth.
         self._executor = ThreadPoolExecutor(max_workers=2, thread_name_prefix="pion-convert")
         self._connections: set[Connection] = set()
 
-    async def start(self) -> None:
-        """Listen. Raises PionError, naming address and cause, where that is not possible."""
+    async def start(self, listeners: Sequence[socket.socket] | None = None) -> None:
+        """Recover what was kept, and let clients in: through `listeners`, or those of the
+        configuration. Raises PionError, naming address or folder and cause, where that is not
+        possible."""
+        reuse_freed_blocks()
         config, loop = self.state.config, asyncio.get_running_loop()
-        if config.data_dir is not None:
-            for tenant in self.state.tenants:
+        for tenant in self.state.tenants:
+            if config.data_dir is not None:
                 folder = config.data_dir / tenant.name
                 tenant.remember(folder, config.wal_fsync, loop.call_soon_threadsafe)
-        try:
-            listeners = listen(config.host, config.port)
-        except OSError as error:
-            reason = error.strerror or str(error)
-            raise PionError(f"cannot listen on {config.host}:{config.port}: {reason}") from error
+            tenant.join()
+        listeners = listeners or listen(config.host, config.port)
         self.state.port = listeners[0].getsockname()[1]
-        self._door = Door(listeners, self._lobby, self._tls, self._new_connection)
-        self._door.open()
+        self.open_door(listeners, self.state, self._tls)
         self._sweeper = asyncio.create_task(self._keep_house())
         if config.metrics_port is not None:
             port = await self._watch.listen(config.metrics_port)
             log.info("receipt, metrics and health: http://127.0.0.1:%d/", port)
         if self._tls is None and not is_loopback(config.host):
             log.warning("passwords and prefixes travel in the clear: no --tls-cert is given")
-        log.info("pion-server listening on %s:%d", config.host, self.state.port)
+
+    def open_door(
+        self, listeners: Sequence[socket.socket], state: Server, tls: ssl.SSLContext | None = None
+    ) -> None:
+        """Let clients in here too. `state` is what they get to see."""
+        dispatcher = Dispatcher(state)
+
+        def make() -> Connection:
+            return Connection(dispatcher, self._executor, self._lobby, self._connections)
+
+        self._doors.append(Door(listeners, self._lobby, tls, make))
+        self._doors[-1].open()
 
     async def stop(self) -> None:
         """Take no more connections, let replies out for a moment, close the rest."""
         self._sweeper.cancel()
         self._watch.close()
-        await self._door.close()
+        for door in self._doors:
+            await door.close()
         for connection in list(self._connections):
             connection.close()
         with contextlib.suppress(TimeoutError):
@@ -93,9 +109,6 @@ class PionServer:
                     tenant.journal.close()
             except PionError as error:
                 log.error("what tenant %s stored last is not on disk: %s", tenant.name, error)
-
-    def _new_connection(self) -> Connection:
-        return Connection(self._dispatcher, self._executor, self._lobby, self._connections)
 
     async def _keep_house(self) -> None:
         while True:
@@ -152,12 +165,26 @@ def raise_open_files(wanted: int) -> int:
 
 async def serve(config: Config) -> None:
     """Run a server until SIGTERM or SIGINT."""
-    config = within_open_files(config)
-    loop = asyncio.get_running_loop()
-    stopping = asyncio.Event()
-    for signum in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(signum, stopping.set)
-    server = PionServer(config)
+    server = PionServer(within_open_files(config))
+    stopping = stop_signal()
     await server.start()
+    log.info("pion-server listening on %s:%d", config.host, server.state.port)
     await stopping.wait()
     await server.stop()
+
+
+def stop_signal() -> asyncio.Event:
+    """Set once SIGTERM or SIGINT comes."""
+    stopping = asyncio.Event()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(signum, stopping.set)
+    return stopping
+
+
+def log_to_stderr(config: Config, who: str = "") -> None:
+    """Have this process write its log there, at the configured level; `who` says which it is."""
+    logging.basicConfig(
+        level=config.log_level.upper(),
+        format=f"%(asctime)s %(levelname)s {who}%(message)s",
+        stream=sys.stderr,
+    )

@@ -8,7 +8,7 @@ while, for a client that asks whether something is there wants to read it next.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from pion_server.store.keys import Entry
 from pion_server.store.mutations import Mutation
@@ -83,19 +83,26 @@ class Store(State):
         self.recency.touch(held.unit)
         return held.blobs.get(layer)
 
-    def match(self, namespaces: Sequence[bytes], fingerprint: bytes | None, now_ms: int) -> int:
+    def match(
+        self,
+        namespaces: Sequence[bytes],
+        fingerprint: bytes | None,
+        now_ms: int,
+        elsewhere: Callable[[bytes], bool] = lambda namespace: False,
+    ) -> int:
         """How many leading namespaces are hits, with this fingerprint where one is given. Leases
-        them."""
+        them. `elsewhere`: whether one that is not here is a hit all the same."""
         hits: list[Prefix] = []
+        count = 0
         for namespace in namespaces:
             prefix = self.prefixes.get(namespace)
-            if prefix is None or not prefix.sealed:
+            if prefix is not None and prefix.sealed and fingerprint in (None, prefix.fingerprint):
+                hits.append(prefix)
+            elif prefix is not None or not elsewhere(namespace):
                 break
-            if fingerprint is not None and prefix.fingerprint != fingerprint:
-                break
-            hits.append(prefix)
+            count += 1
         # Last to first: of a chain of blocks the end should be evicted before its root, also where
         # nobody named PARENTs.
         for prefix in reversed(hits):
             self.lease(prefix.unit, now_ms)
-        return len(hits)
+        return count

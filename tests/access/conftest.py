@@ -94,6 +94,7 @@ LIFE: list[list[Word]] = [
     ["KV.PREFIX.REGISTER.SCHEMA", MS, "K", 1, SCHEMA, "V", 1, SCHEMA, "PARENT", NS],
     ["KV.PREFIX.INFO"],
     ["KV.PREFIX.SAVE"],
+    ["PION.WORKERS"],
     ["PION.STATS"],
     ["INFO"],
     ["CLIENT", "LIST"],

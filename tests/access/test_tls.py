@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives import serialization
 
 from pion_server.__main__ import main
 from pion_server.client import AsyncClient, Client, ConnectionFailed, DeadlineExceeded, PionError
+from pion_server.client.conversation import DOOR
 
 LARGE = os.urandom(1 << 20) * 100
 LOOPS = {"asyncio": asyncio.SelectorEventLoop, "uvloop": uvloop.new_event_loop}
@@ -110,7 +111,7 @@ def test_a_connection_that_breaks_is_replaced(start_pion: Any, certificates: Any
         for _ in range(3):
             with redis.Redis(port=port, ssl=True, ssl_ca_certs=str(certificates.ca)) as other:
                 assert other.info("clients")["connected_clients"] == 2
-            client._link._socket.shutdown(socket.SHUT_RDWR)  # type: ignore[union-attr]
+            client._links[DOOR]._socket.shutdown(socket.SHUT_RDWR)
             assert client.get("k") == b"v"
 
 

@@ -196,7 +196,7 @@ async def test_closing_ends_the_calls_in_flight(fake: Any) -> None:
     server = fake(lambda peer: (peer.greet(), peer.closed_by_client()))
     client = AsyncClient(server.url)
     waiting = asyncio.create_task(client.ping())
-    while client._link is None:
+    while not client._links:
         await asyncio.sleep(0.001)
     await client.close()
     with pytest.raises(ConnectionFailed, match="closed"):

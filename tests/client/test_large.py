@@ -18,6 +18,7 @@ import pytest
 
 from pion_server.client import AsyncClient, calls
 from pion_server.client.asynchronous import SLICE
+from pion_server.client.conversation import DOOR
 
 MB = 1 << 20
 SIZE = 64 * MB
@@ -111,7 +112,7 @@ async def test_a_slow_reader_holds_back_the_sender(fake: Any, payload: Any) -> N
         sending = asyncio.create_task(client.execute(call))
         await greeted.wait()
         await asyncio.sleep(0.05)
-        link = client._link
+        link = client._links[DOOR]
         assert link is not None
         held = link._transport.get_write_buffer_size()
         looked.set()

@@ -6,9 +6,9 @@ Mismatch. Ranges of layers and of rows are half-open.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,7 @@ from pion_server.client.calls.base import (
     option,
     span,
     status,
+    text,
     unexpected,
     words,
 )
@@ -42,6 +43,16 @@ class BlockTable(NamedTuple):
 
     block_size: int
     hashes: Hashes
+
+
+class Worker(NamedTuple):
+    """A process of the server; `port` leads to that one alone."""
+
+    worker: int
+    host: str
+    port: int
+    pid: int
+    up: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,3 +260,20 @@ def pion_stats() -> Call[dict[str, int | float]]:
 def pion_stats_reset() -> Call[None]:
     """Counters of the receipt to zero."""
     return Call(words("PION.STATS", "RESET"), done)
+
+
+def pion_workers() -> Call[list[Worker]]:
+    """The server's processes, in the order of their numbers."""
+    return Call(
+        words("PION.WORKERS"), lambda reply: [_worker(mapping(each)) for each in array(reply)]
+    )
+
+
+def _worker(fields: Mapping[str, Any]) -> Worker:
+    return Worker(
+        worker=integer(fields["worker"]),
+        host=text(fields["host"]),
+        port=integer(fields["port"]),
+        pid=integer(fields["pid"]),
+        up=bool(fields["up"]),
+    )

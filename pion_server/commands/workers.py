@@ -1,0 +1,40 @@
+"""PION.WORKERS: who answers for this server, and where each of them is reached."""
+
+from __future__ import annotations
+
+import os
+from ipaddress import ip_address
+
+from pion_server.commands.context import Context
+from pion_server.commands.registry import command
+from pion_server.team import Member
+from pion_server.wire.values import Payload, Reply
+
+
+@command(
+    "PION.WORKERS",
+    arity=1,
+    group="PION",
+    syntax="PION.WORKERS",
+    reply="an array of maps: worker, host, port, pid (0 where it was never up), up",
+)
+def workers(ctx: Context, raw: list[Payload]) -> Reply:
+    """The worker processes in the order of their numbers. `port` leads to that one alone; the port
+    of the server leads to any. `host` is the one of this connection where the server listens on
+    every address. A server without -w is worker 0."""
+    server = ctx.server
+    alone = [Member(0, server.port, os.getpid(), up=True)]
+    host = reachable(server.config.host, ctx.client.local_address)
+    return [
+        {"worker": each.worker, "host": host, "port": each.port, "pid": each.pid, "up": each.up}
+        for each in (server.team.members() if server.team else alone)
+    ]
+
+
+def reachable(host: str, local_address: str) -> str:
+    """`host`, or the host of `local_address` (host:port) where it stands for every address."""
+    try:
+        everywhere = ip_address(host).is_unspecified
+    except ValueError:
+        everywhere = not host
+    return local_address.rpartition(":")[0].strip("[]") if everywhere else host
