@@ -37,12 +37,12 @@ class Prefix:
     prefill_ms: float | None = None
     blocks: BlockTable | None = None
     sorted_hashes: Hashes = field(default_factory=lambda: np.empty(0, np.uint64))
-    _sealed: bool = False
+    _complete: int = 0  # leading layers that are known to be; rows never leave one by one
 
     def update(self, mutation: RegisterPrefix) -> None:
         """Take over the fields that the mutation names."""
         if mutation.declared is not None:
-            self.declared, self._sealed = mutation.declared, False
+            self.declared, self._complete = mutation.declared, 0
         if mutation.prefill_ms is not None:
             self.prefill_ms = mutation.prefill_ms
         if mutation.blocks is not None:
@@ -79,15 +79,13 @@ class Prefix:
 
     @property
     def sealed(self) -> bool:
-        """Whether the namespace is a hit. Rows never leave it one by one, so yes is for good."""
-        self._sealed = self._sealed or self._complete()
-        return self._sealed
-
-    def _complete(self) -> bool:
-        if self.declared is None:
+        """Whether the namespace is a hit; once it is, it is for good."""
+        declared = self.declared
+        if declared is None:
             return True
-        return all(
-            side.layer(layer).covers(0, self.declared.tokens)
-            for layer in range(self.declared.layers)
-            for side in (self.keys, self.values)
-        )
+        while self._complete < declared.layers and self._covers(self._complete, declared.tokens):
+            self._complete += 1
+        return self._complete == declared.layers
+
+    def _covers(self, layer: int, tokens: int) -> bool:
+        return all(side.layer(layer).covers(0, tokens) for side in (self.keys, self.values))

@@ -39,8 +39,8 @@ async def work(given: Handover) -> None:
     sys.stdout.buffer.write(READY)
     sys.stdout.buffer.flush()
     await stopping.wait()
-    await crew.close()
     await server.stop()
+    await crew.close()
 
 
 def _stop_without_supervisor(given: Handover, stopping: asyncio.Event) -> None:
