@@ -146,20 +146,16 @@ def fail_then_die(fails_at: int, code: int, stops_at: int) -> None:
     check(disk.after(), log, acknowledged, (fails_at, stops_at, disk.trace[-1]))
 
 
-def test_an_operation_may_fail_and_the_process_die_later() -> None:
-    dice = random.Random(3)
+LONG = [pytest.mark.long, pytest.mark.timeout(1800)]
+
+
+@pytest.mark.parametrize("runs", [100, pytest.param(5000, marks=LONG)])
+def test_an_operation_may_fail_and_the_process_die_later(runs: int) -> None:
+    dice = random.Random(runs)
     total = len(clean_trace())
-    for _ in range(150):
+    for _ in range(runs):
         first, last = sorted(dice.sample(range(1, total + 10), 2))
         fail_then_die(first, dice.choice([errno.EIO, errno.ENOSPC]), last)
-
-
-@pytest.mark.long
-def test_any_operation_may_fail_and_the_process_die_at_any_later_one() -> None:
-    total = len(clean_trace())
-    for first in range(1, total + 1):
-        for last in range(first + 1, total + 10):
-            fail_then_die(first, errno.EIO, last)
 
 
 def test_the_power_may_be_cut_at_any_operation() -> None:
@@ -247,6 +243,7 @@ def test_no_descriptor_is_left_open_whatever_fails() -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1800)
 def test_the_process_may_die_twice_anywhere() -> None:
     total = len(clean_trace())
     for first_at in range(1, total + 1):
