@@ -71,7 +71,7 @@ def _new_socket(place: Place, address: Address) -> Iterator[socket.socket]:
     """A socket that is closed if connecting it fails."""
     sock = socket.socket(address.family, socket.SOCK_STREAM)
     try:
-        for option in place.socket_options:
+        for option in place.socket_options(address):
             sock.setsockopt(*option)
         yield sock
     except BaseException:

@@ -19,6 +19,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 from pion_server import DEFAULT_PORT
 from pion_server.client.tls import client_context
 from pion_server.errors import PionError
+from pion_server.wire.tcp import Option, tcp_options
 
 DEFAULT_URL = f"pion://127.0.0.1:{DEFAULT_PORT}"
 _FORM = "pion://[user:password@]host[:port][/db]"
@@ -43,9 +44,8 @@ class Place(Protocol):
     def host(self) -> str:
         """Whom the server's certificate must name."""
 
-    @property
-    def socket_options(self) -> tuple[tuple[int, int, int], ...]:
-        """(level, option, value) to set before connecting."""
+    def socket_options(self, address: Address) -> list[Option]:
+        """What to set before connecting to `address`."""
 
     def resolve(self) -> list[Address]:
         """The addresses to try, in order; may block on a name server. Raises OSError."""
@@ -62,14 +62,9 @@ class Tcp:
     port: int
     tls: ssl.SSLContext | None = field(default=None, repr=False, compare=False)
 
-    @property
-    def socket_options(self) -> tuple[tuple[int, int, int], ...]:
-        # NODELAY: a request that ends in a short segment must not wait for an ACK.
+    def socket_options(self, address: Address) -> list[Option]:
         # KEEPALIVE: a machine that went away is noticed on connections that stay idle for hours.
-        return (
-            (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
-            (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-        )
+        return [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1), *tcp_options(address.sockaddr[0])]
 
     def resolve(self) -> list[Address]:
         found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)

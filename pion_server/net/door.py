@@ -16,6 +16,7 @@ from typing import Any
 
 from pion_server.errors import PionError
 from pion_server.net.lobby import Lobby
+from pion_server.wire.tcp import tcp_options
 
 log = logging.getLogger(__name__)
 
@@ -109,5 +110,6 @@ class Door:
         # OSError is all that a peer can do wrong: no TLS, a wrong certificate, too slow, gone.
         with contextlib.suppress(OSError):
             if sock.family != socket.AF_UNIX:
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                for option in tcp_options(sock.getpeername()[0]):
+                    sock.setsockopt(*option)
             await loop.connect_accepted_socket(self._make, sock, **self._options)

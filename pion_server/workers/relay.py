@@ -17,6 +17,7 @@ from pion_server.client import AsyncClient, Call, ConnectionFailed, DeadlineExce
 from pion_server.client.url import Address, Endpoint
 from pion_server.errors import PionError
 from pion_server.tenants import Tenant, Tenants
+from pion_server.wire.tcp import Option
 from pion_server.wire.values import Payload, Reply
 
 # As long as LMCache waits for a remote call; worker 0 is back from a crash in a fraction of that
@@ -31,7 +32,9 @@ class UnixSocket:
     path: Path
     tls: None = None
     host: str = ""
-    socket_options: tuple[tuple[int, int, int], ...] = ()
+
+    def socket_options(self, address: Address) -> list[Option]:
+        return []
 
     def resolve(self) -> list[Address]:
         return [Address(AF_UNIX, str(self.path))]
