@@ -23,6 +23,7 @@ from pion_server.errors import (
     WrongPass,
     WrongType,
 )
+from pion_server.wire.values import Payload
 
 __all__ = [
     "DEFAULT_URL",
@@ -38,6 +39,7 @@ __all__ = [
     "Mismatch",
     "NoAuth",
     "OutOfMemory",
+    "Payload",
     "PionError",
     "PrefixRows",
     "ProtocolError",

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
+from pion_server.client import Payload
 from pion_server.errors import Mismatch
-from pion_server.wire.values import Payload
 from pion_vllm_mlx.caches import Part, evaluate, kind_of, leaves
 from pion_vllm_mlx.layout import Layout
 from pion_vllm_mlx.model import Cache
