@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 
 Policy: TypeAlias = Literal["always", "everysec", "no"]
 Entry: TypeAlias = tuple[int, Mutation]
+Work: TypeAlias = "list[Entry] | threading.Event"  # an event asks for a new segment
 
 RETRY_SECONDS = 1.0
 # A sync begins this long after the one before, and acknowledging waits for one that takes longer
@@ -41,8 +42,14 @@ RETRY_SECONDS = 1.0
 SYNC_SECONDS = 0.5
 # Written before the next is looked at, so that acknowledging does not wait for a long queue.
 BATCH_BYTES = 32 << 20
+BATCH_ENTRIES = 1024
 # What an entry of the queue holds on to beyond its payload, about.
 ENTRY_BYTES = 512
+
+
+def _size(mutation: Mutation) -> int:
+    """About how much memory it takes in the queue."""
+    return payload_bytes(mutation) + ENTRY_BYTES
 
 
 def _refuse(reason: str) -> Misconf:
@@ -70,9 +77,12 @@ class Wal:
         self._written = self._synced = last
         self._done = last  # written, and synced where the policy asks for it
         self._covered = 0  # a snapshot holds everything up to here
-        self._changed = threading.Condition()  # guards what follows
-        self._queue: deque[Entry | threading.Event] = deque()  # an event asks for a new segment
-        self._backlog = 0
+        # The loop appends and the thread takes, each alone. There is no lock around it that the
+        # loop could have to wait for; it is only told whether there is somebody to wake up.
+        self._queue: deque[Entry | threading.Event] = deque()
+        self._idle = False
+        self._bytes_in = self._bytes_out = 0
+        self._changed = threading.Condition()  # guards what follows, and waking up
         self._fault: str | None = None  # why nothing can be written at the moment
         self._failed: str | None = None  # why nothing will be written any more
         self._gone = 0  # records before this one may have been in a file that was removed
@@ -90,18 +100,16 @@ class Wal:
 
     def append(self, mutation: Mutation) -> int:
         """Take a mutation that Store.apply has carried out; returns its sequence number."""
-        with self._changed:
-            self.last += 1
-            if self._failed is None:
-                self._queue.append((self.last, mutation))
-                self._backlog += payload_bytes(mutation) + ENTRY_BYTES
-                self._changed.notify()
-            return self.last
+        self.last += 1
+        if self._failed is None:
+            self._bytes_in += _size(mutation)
+            self._enqueue((self.last, mutation))
+        return self.last
 
     @property
     def backlog_bytes(self) -> int:
         """About how much memory waits to be written. The caller bounds it: no new writes above."""
-        return self._backlog
+        return self._bytes_in - self._bytes_out
 
     @property
     def nbytes(self) -> int:
@@ -132,9 +140,7 @@ class Wal:
         """Let what is appended from now on go to a new segment; the event tells that the old one
         is written."""
         finished = threading.Event()
-        with self._changed:
-            self._queue.append(finished)
-            self._changed.notify()
+        self._enqueue(finished)
         return finished
 
     def cover(self, sequence: int) -> None:
@@ -160,6 +166,12 @@ class Wal:
         if (refusal := self.refusal()) is not None:
             raise refusal
 
+    def _enqueue(self, item: Entry | threading.Event) -> None:
+        self._queue.append(item)
+        if self._idle:
+            with self._changed:
+                self._changed.notify()
+
     # -- the journal's thread ----------------------------------------------------------------
 
     def _write_on(self) -> None:
@@ -171,6 +183,9 @@ class Wal:
         except Exception:
             log.exception("the journal's thread ended; this is a defect of the server")
             self._fail("a defect of the server, see its log; a restart may help")
+        if self._failed is not None:
+            self._queue.clear()
+            self._bytes_out = self._bytes_in
 
     def _step(self) -> bool:
         """Do the next piece of work; False where there will be none."""
@@ -182,22 +197,26 @@ class Wal:
             self._commit(work)
         return bool(work)
 
-    def _take(self) -> list[Entry] | threading.Event:
-        """Wait for something to do, and take all that goes together; nothing at the end."""
+    def _take(self) -> Work:
+        """Wait for something to do, and take what goes together; nothing at the end."""
+        with self._changed:
+            self._idle = True
+            self._changed.wait_for(lambda: self._queue or self._closing or self._failed)
+            self._idle = False
         batch: list[Entry] = []
         size = 0
-        with self._changed:
-            self._changed.wait_for(lambda: self._queue or self._closing or self._failed)
-            while self._queue and size < BATCH_BYTES:
-                head = self._queue[0]
-                if isinstance(head, threading.Event):
-                    if not batch:
-                        self._queue.popleft()
-                        return head
+        while self._queue and self._failed is None:
+            head = self._queue[0]
+            if isinstance(head, threading.Event):
+                if batch:
                     break
                 self._queue.popleft()
-                batch.append(head)
-                size += payload_bytes(head[1])
+                return head
+            self._queue.popleft()
+            batch.append(head)
+            size += _size(head[1])
+            if size >= BATCH_BYTES or len(batch) == BATCH_ENTRIES:
+                break
         return batch
 
     def _commit(self, batch: list[Entry]) -> None:
@@ -210,11 +229,10 @@ class Wal:
         if self._policy == "always":
             self._sync()
         self._wait_for_a_slow_sync()
-        with self._changed:
-            if self._failed is not None:
-                raise _Over
-            self._done = self._written
-            self._backlog -= sum(payload_bytes(each) + ENTRY_BYTES for _, each in batch)
+        if self._failed is not None:
+            raise _Over
+        self._done = self._written
+        self._bytes_out += sum(_size(mutation) for _, mutation in batch)
         self._publish()
 
     def _attempt(self, batch: list[Entry]) -> str | None:
@@ -282,7 +300,5 @@ class Wal:
         log.error("%s; writes are refused from now on", reason)
         with self._changed:
             self._failed = reason
-            self._queue.clear()
-            self._backlog = 0
             self._changed.notify()
         self.on_change()
