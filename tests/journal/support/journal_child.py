@@ -8,6 +8,7 @@ in it. Each line of output is the number up to which everything is acknowledged.
 
 from __future__ import annotations
 
+import os
 import random
 import sys
 from concurrent.futures import Future
@@ -49,13 +50,18 @@ def mutation(i: int) -> m.Mutation:
     return m.DeleteKeys(0, (b"key %d" % (turn % 70),))
 
 
+def tell(acknowledged: int) -> None:
+    """In one piece: several threads do this."""
+    os.write(sys.stdout.fileno(), b"%d\n" % acknowledged)
+
+
 def main(folder: str, policy: str, seed: str) -> None:
     dice = random.Random(int(seed))
     driver = Driver(Disk(), policy=policy, folder=Path(folder))  # type: ignore[arg-type]
     done = driver.journal.committed
     driver.log = [mutation(1)] * done  # only its length counts
-    driver.journal.watch(lambda: print(driver.journal.committed, flush=True))
-    print(done, flush=True)
+    driver.journal.watch(lambda: tell(driver.journal.committed))
+    tell(done)
     saving: Future[None] | None = None
     while True:
         for _ in range(dice.randint(1, 6)):
