@@ -137,6 +137,14 @@ def watched_pion(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerPro
     finish_pion(server)
 
 
+@pytest.fixture(scope="session")
+def pion_crew(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A pion-server with three workers."""
+    server = launch_pion(tmp_path_factory.mktemp("pion-crew") / "log", "-w", "3")
+    yield server
+    finish_pion(server)
+
+
 @pytest.fixture
 def start_pion(tmp_path: Path) -> Iterator[Launcher]:
     """Starts pion-servers with options of their own: start_pion("--requirepass", "x")."""

@@ -85,4 +85,6 @@ def drops_of(store: Store, name: bytes) -> Iterator[m.Mutation]:
 
 
 def _sessions(store: Store, name: bytes) -> Iterator[bytes]:
-    return (sid for sid in (name, *sides(name)) if sid in store.sessions)
+    # `a_pk` as a session is a side of `a`, also where there is a namespace called `a_pk`.
+    of_name = (sid for sid in (name, *sides(name)) if name_of_session(sid) == name)
+    return (sid for sid in of_name if sid in store.sessions)
