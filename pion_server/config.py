@@ -171,7 +171,7 @@ class Config(BaseModel):
             return self
         left = self.max_memory - sum(tenant.quota or 0 for tenant in self.everyone)
         without = sum(tenant.quota is None for tenant in self.everyone)
-        if left < without:
+        if left < without * self.workers:
             raise ValueError(
                 f"the quotas of the tenants leave {left} bytes of --max-memory for the {without} "
                 "without one"

@@ -68,7 +68,7 @@ def main() -> int:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(work(given))
     except PionError as error:
-        log.error("%s", error)
+        print(f"pion-server: worker {given.index}: {error}", file=sys.stderr)
         return 1
     return 0
 

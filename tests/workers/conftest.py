@@ -20,6 +20,7 @@ SECONDS = 30.0
 # A prefix of one layer and two tokens, 4 fp32 values a row.
 ROWS = np.arange(8, dtype="<f4")
 PREFIX = {"dim": 4, "codec": "fp32", "layers": 1, "tokens": 2}
+ITEMS = {b"*": 1, b"%": 2}
 
 
 class Raw:
@@ -43,8 +44,8 @@ class Raw:
         head, number = line[:1], line[1:-2]
         if head == b"$" and number != b"-1":
             return line + self._input.read(int(number) + 2)
-        if head == b"*":
-            return line + b"".join(self.reply() for _ in range(int(number)))
+        if head in ITEMS:
+            return line + b"".join(self.reply() for _ in range(int(number) * ITEMS[head]))
         return line
 
     def close(self) -> None:
