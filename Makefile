@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.ready
 
-.PHONY: setup lmcache demo test test-long check bench clean
+.PHONY: setup lmcache demo test test-long check clean
 
 setup: $(STAMP)
 
