@@ -36,7 +36,6 @@ class Engine:
     """The model in this process, and the one thing that is timed with it."""
 
     def __init__(self, model_path: str, prompt_tokens: int) -> None:
-        load_fast_blas()
         import mlx.core as mx
         from mlx_lm import load
 
@@ -166,6 +165,7 @@ def main() -> None:
     parser.add_argument("--way", help=argparse.SUPPRESS)
     parser.add_argument("--source", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    load_fast_blas()  # before anything imports mlx
     if options.json is None:
         options.json = harness.default_path(f"ttft-{options.prompt_tokens}")
     if not options.model:
