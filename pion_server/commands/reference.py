@@ -30,7 +30,7 @@ GROUPS = {
     "KV.PREFIX": "Prefixes",
     "V": "Sessions of rows",
     "SSM.PREFIX": "Recurrent states",
-    "PION": "The receipt",
+    "PION": "The receipt and the workers",
     "Strings": "Plain keys: values",
     "Keys": "Plain keys: the keyspace",
     "Connection": "The connection",
@@ -54,6 +54,9 @@ COMMON_ERRORS = {
     "-ERR names begin with": "the name does not begin as the server's `--ns-prefix` wants it",
     "-ERR max number of clients reached": "on connecting or AUTH; the connection is closed",
     "-NOAUTH Authentication required.": "the server has a password, and AUTH has not come yet",
+    "-ERR <COMMAND> session lives on worker <n>": "see Workers, above",
+    "-ERR worker 0, which keeps the plain keys, did not answer": "it is being started again, or "
+    "hangs; a write may or may not have been carried out",
     "-ERR internal error": "a defect of the server; its log has the rest",
 }
 
@@ -123,6 +126,16 @@ and nothing is dropped for it.
 when it is written for the N-th time among the last {GHOSTS:,} names. Until then the write, and rows
 and states for it, are answered `+OK` and dropped, and a look-up says that it is not there. SET with
 NX is always carried out.
+
+## Workers
+
+A server with `-w N` is N processes behind one port, and a connection lands on any of them. What
+goes by the name of a session or namespace is done by the one that holds it, and refused by the
+others with `-ERR <COMMAND> session lives on worker <n>`: nothing was done, and the same request has
+to be sent to that worker's own port, which PION.WORKERS tells. A name belongs to the worker where
+the first thing under it was made: a namespace, its `<ns>_pk` and `<ns>_pv`, and the recurrent
+states under `<ns>` are one name. KV.PREFIX.LOOKUP and KV.PREFIX.MATCH are answered by every worker
+alike, and so are plain keys. Counters and limits are those of the worker that answers.
 
 ## Limits
 

@@ -29,10 +29,15 @@ class Shared:
     """The mapping for `workers` times `tenants` tables."""
 
     def __init__(self, fd: int, workers: int, tenants: int) -> None:
-        self.fd = fd
+        self._file = os.fdopen(fd, "r+b", buffering=0)  # to be closed with the last reference
         self._workers = workers
         self._tenants = tenants
         self._memory = mmap(fd, _size(workers, tenants))
+
+    @property
+    def fd(self) -> int:
+        """The descriptor to hand down."""
+        return self._file.fileno()
 
     @classmethod
     def create(cls, workers: int, tenants: int) -> Shared:

@@ -144,10 +144,14 @@ def test_large_values_come_through(crew: Any) -> None:
 
 
 def test_they_are_in_no_other_worker(crew: Any) -> None:
-    crew.raw(1).ask("SET", "where", "x" * 1000)
-    assert crew.client(1).dbsize() > 0
-    assert crew.client(1).prefix_info()["memory_used"] < 1000
-    keyspace = [crew.client(worker).info("keyspace") for worker in range(3)]
+    clients = [crew.client(worker) for worker in range(3)]
+    before = [client.prefix_info()["memory_used"] for client in clients]
+    clients[1].set("where", "x" * 1000)
+    assert all(client.dbsize() > 0 for client in clients)
+    used = [client.prefix_info()["memory_used"] for client in clients]
+    assert used[1:] == before[1:]
+    assert used[0] >= before[0] + 1000
+    keyspace = [client.info("keyspace") for client in clients]
     assert [bool(fields) for fields in keyspace] == [True, False, False]
 
 
