@@ -10,16 +10,14 @@ Not a cache for engines: errors are raised (pion_server/errors.py), not turned i
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self, TypeAlias, TypeVar
+from typing import Any, Literal, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from pion_lmcache.tensors import array_of, format_of
-from pion_lmcache.workers import Workers
-from pion_server.client import PionError, calls
+from pion_server.client import Client, PionError, calls
 
-T = TypeVar("T")
 Side: TypeAlias = Literal["K", "V"]
 _SESSION = {"K": "_pk", "V": "_pv"}
 
@@ -41,7 +39,9 @@ class PionStore:
         auto_redirect: bool = True,
     ) -> None:
         self._vquant = vquant
-        self._workers = Workers(url or f"pion://{host}:{port}", timeout, auto_redirect)
+        self._client = Client(
+            url or f"pion://{host}:{port}", timeout=timeout, auto_redirect=auto_redirect
+        )
 
     def register(
         self,
@@ -55,7 +55,7 @@ class PionStore:
     ) -> None:
         """Open a namespace of `kv_dim` values a row. With `layers` and `tokens` it is a hit only
         when all of them are in. `blocks` is (tokens a block, u64 hashes)."""
-        self._run(
+        self._client.execute(
             calls.prefix_register(
                 ns,
                 kv_dim,
@@ -74,7 +74,7 @@ class PionStore:
         float16 or bfloat16, which go out as they are. Raises TypeError on other dtypes."""
         rows = np.ascontiguousarray(array_of(tensor_fp32))
         sid, fmt = ns + _SESSION[side], format_of(rows)
-        self._run(calls.v_storebatch(sid, layer, token_offset, len(rows), rows, fmt=fmt))
+        self._client.execute(calls.v_storebatch(sid, layer, token_offset, len(rows), rows, fmt=fmt))
 
     def fetch_layer(
         self, ns: str, side: Side, *, layer: int, start: int, end: int, out: Any = None
@@ -84,39 +84,38 @@ class PionStore:
         sid = ns + _SESSION[side]
         if out is not None:
             into = array_of(out)
-            self._run(calls.v_fetch(sid, layer, start, end, fmt=format_of(into), into=into))
+            self._client.execute(
+                calls.v_fetch(sid, layer, start, end, fmt=format_of(into), into=into)
+            )
             return out
-        rows = self._run(calls.v_fetch(sid, layer, start, end))
+        rows = self._client.execute(calls.v_fetch(sid, layer, start, end))
         return np.frombuffer(rows, np.float32).reshape(end - start, -1)
 
     def lookup(self, ns: str, *, fingerprint: str | None = None) -> bool:
         """Whether the namespace is a hit; the server's receipt counts it."""
-        return self._run(calls.prefix_lookup(ns, fingerprint=fingerprint))
+        return self._client.execute(calls.prefix_lookup(ns, fingerprint=fingerprint))
 
     def blocks(self, ns: str) -> calls.BlockTable | None:
         """The block table that was registered, or None."""
-        return self._run(calls.prefix_blocks(ns))
+        return self._client.execute(calls.prefix_blocks(ns))
 
     def membership(self, ns: str, hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_] | None:
         """For each hash, whether it is in the block table; None where there is none."""
-        return self._run(calls.prefix_membership(ns, hashes))
+        return self._client.execute(calls.prefix_membership(ns, hashes))
 
     def drop(self, ns: str) -> bool:
         """Free a namespace. Whether it was there."""
-        return self._run(calls.prefix_drop(ns)) == 1
+        return self._client.execute(calls.prefix_drop(ns)) == 1
 
     def close(self) -> None:
         """Close all connections."""
-        self._workers.close()
+        self._client.close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _run(self, call: calls.Call[T]) -> T:
-        return self._workers.run(call)
 
 
 __all__ = ["PionError", "PionStore", "Side"]
