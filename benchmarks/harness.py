@@ -157,9 +157,15 @@ def default_path(name: str) -> Path:
 
 
 def bars(
-    path: Path, title: str, unit: str, groups: Sequence[str], series: dict[str, Sequence[float]]
+    path: Path,
+    title: str,
+    unit: str,
+    groups: Sequence[str],
+    series: dict[str, Sequence[float]],
+    scale: str = "linear",
 ) -> None:
-    """A grouped bar chart beside the JSON; `series` holds a value for each group."""
+    """A grouped bar chart beside the JSON; `series` holds a value for each group. `scale`: "log"
+    where one bar would hide the others."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -170,8 +176,9 @@ def bars(
     for index, (label, values) in enumerate(series.items()):
         places = [group + (index - (len(series) - 1) / 2) * width for group in range(len(groups))]
         drawn = axes.bar(places, values, width, label=label)
-        axes.bar_label(drawn, fmt="%.3g", fontsize=8, padding=2)
+        axes.bar_label(drawn, fmt=_label, fontsize=8, padding=2)
     axes.set_xticks(range(len(groups)), groups)
+    axes.set_yscale(scale)
     axes.set_ylabel(unit)
     axes.set_title(f"{title}\n{machine()['cpu']}, {os.cpu_count()} cores, {commit()}", fontsize=10)
     axes.margins(y=0.15)
@@ -180,3 +187,7 @@ def bars(
         axes.spines[side].set_visible(False)
     figure.tight_layout()
     figure.savefig(path.with_suffix(".png"), dpi=130)
+
+
+def _label(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

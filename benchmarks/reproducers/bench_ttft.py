@@ -151,6 +151,7 @@ def report(options: argparse.Namespace, results: dict[str, list[dict[str, Any]]]
         "ms (median)",
         list(samples),
         {"TTFT": [figures[f"{name}_ms"] for name in samples]},
+        scale="log",
     )
     if len(exact) != 1:
         raise SystemExit("the first tokens differ: a restored cache is not the one that was stored")
