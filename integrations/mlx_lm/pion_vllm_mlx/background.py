@@ -1,7 +1,7 @@
-"""One worker thread that stores prefixes off the request's path, a few at a time.
+"""One worker thread that stores prefixes off the request's path.
 
-A job carries whole prefixes in memory, so only MAX_PENDING may wait or run; more are refused,
-which costs a later request a prefill and nothing else.
+A job carries rows in memory, so only MAX_PENDING_BYTES of them may wait or run; more are refused,
+which costs a later request a prefill and nothing else. One job alone may have any size.
 """
 
 from __future__ import annotations
@@ -9,32 +9,40 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from typing import NamedTuple
 
-MAX_PENDING = 2
+MAX_PENDING_BYTES = 512 << 20
+
+
+class Job(NamedTuple):
+    """Work that must not raise, known by a name."""
+
+    name: str
+    nbytes: int
+    run: Callable[[], object]
 
 
 class Background:
-    """Runs jobs one after the other; a job is known by a name and must not raise."""
+    """Runs jobs one after the other."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._pending: deque[tuple[str, Callable[[], None]]] = deque()  # the head is running
+        self._pending: deque[Job] = deque()  # the head is running
         self._closed = False
         # A daemon: an exit must not wait for a server that hangs longer than close() allows.
         self._thread = threading.Thread(target=self._run, name="pion-store", daemon=True)
 
-    @property
-    def has_room(self) -> bool:
-        """Whether submit() would take a job now."""
+    def has_room(self, nbytes: int) -> bool:
+        """Whether submit() would take a job of this size now."""
         with self._changed:
-            return not self._closed and len(self._pending) < MAX_PENDING
+            return self._takes(nbytes)
 
-    def submit(self, name: str, job: Callable[[], None]) -> bool:
-        """Whether `job` was taken; it is not when enough are waiting, or after close()."""
+    def submit(self, job: Job) -> bool:
+        """Whether `job` was taken; it is not when too much is waiting, or after close()."""
         with self._changed:
-            if self._closed or len(self._pending) >= MAX_PENDING:
+            if not self._takes(job.nbytes):
                 return False
-            self._pending.append((name, job))
+            self._pending.append(job)
             if self._thread.ident is None:
                 self._thread.start()
             self._changed.notify_all()
@@ -44,7 +52,7 @@ class Background:
         """Wait until no job called `name` (None: no job at all) is pending; False on timeout."""
 
         def idle() -> bool:
-            return not any(name in (None, pending) for pending, _ in self._pending)
+            return not any(name in (None, job.name) for job in self._pending)
 
         with self._changed:
             return self._changed.wait_for(idle, timeout)
@@ -56,6 +64,11 @@ class Background:
             self._changed.notify_all()
         return self.wait(timeout)
 
+    def _takes(self, nbytes: int) -> bool:
+        pending = sum(job.nbytes for job in self._pending)
+        fits = pending + nbytes <= MAX_PENDING_BYTES or not self._pending
+        return fits and not self._closed
+
     def _run(self) -> None:
         while self._run_next():
             pass
@@ -66,8 +79,8 @@ class Background:
             self._changed.wait_for(lambda: self._pending or self._closed)
             if not self._pending:
                 return False
-            _, job = self._pending[0]
-        job()
+            job = self._pending[0]
+        job.run()
         with self._changed:
             self._pending.popleft()
             self._changed.notify_all()

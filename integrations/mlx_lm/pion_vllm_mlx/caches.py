@@ -38,14 +38,16 @@ class Kind:
 
     `rows`: K and V, or several such pairs, each (1, heads, T, width), in token order, ending with
     the last token seen. `set_rows` makes a fresh leaf of them one that has seen `tokens` tokens.
-    `window`: how many of the last rows a leaf needs, 0 for all of them. `state` and `set_state` do
-    the same for everything a leaf holds, down to where its rows lie; `tokens` says how many it has
-    seen, None where the class does not count.
+    `window`: how many of the last rows a leaf needs, 0 for all of them; `slides`: whether these
+    rows are enough to rebuild it. `state` and `set_state` do the same for everything a leaf holds,
+    down to where its rows lie; `tokens` says how many it has seen, None where the class does not
+    count.
     """
 
     rows: Callable[[Cache], list[mx.array]] | None = None
     set_rows: Callable[[Cache, list[mx.array], int], None] | None = None
     window: Callable[[Cache], int] = lambda _: 0
+    slides: Callable[[Cache], bool] = lambda _: False
     state: Callable[[Cache], State] | None = None
     set_state: Callable[[Cache, State], None] | None = None
     tokens: Callable[[Cache], int | None] = lambda cache: int(cache.offset)
@@ -159,6 +161,7 @@ KINDS = {
         rows=_ring_rows,
         set_rows=_set_ring_rows,
         window=lambda cache: int(cache.max_size),
+        slides=lambda cache: not cache.keep,  # else it holds its first tokens for ever
         state=_ring_state,
         set_state=_set_ring_state,
     ),
@@ -166,6 +169,8 @@ KINDS = {
         rows=_chunked_rows,
         set_rows=_set_chunked_rows,
         window=lambda cache: int(cache.chunk_size),
+        # mlx-lm 0.31 counts the room behind the rows as rows: only that very buffer goes on alike.
+        slides=lambda cache: hasattr(cache, "keys_and_values"),
         state=_chunked_state,
         set_state=_set_chunked_state,
     ),
@@ -199,15 +204,13 @@ def kind_of(cache: Cache) -> Kind:
 def part_of(cache: Cache, *, blocks: bool) -> Part:
     """What is stored of a leaf. With `blocks`, windows are kept as rows, so that every block
     boundary can be restored; else as the state that they are, bit for bit.
-
-    A ring that keeps its first tokens (`keep`) is not a window of the last ones.
     """
     kind = kind_of(cache)
     if kind.rows is None:
         return Part.STATE
     if not kind.window(cache):
         return Part.ROWS
-    return Part.WINDOW if blocks and not getattr(cache, "keep", 0) else Part.STATE
+    return Part.WINDOW if blocks and kind.slides(cache) else Part.STATE
 
 
 def make_caches(model: Model, kv_bits: int | None = None, kv_group_size: int = 64) -> list[Cache]:

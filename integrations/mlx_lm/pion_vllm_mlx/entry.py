@@ -15,7 +15,8 @@ from pion_vllm_mlx.states import Frozen, pack
 
 @dataclass(frozen=True)
 class Entry:
-    """`tokens` rows of each layer of `layout`, and states by the index of their leaf."""
+    """`tokens` rows of each layer of `layout`, and states by the index of their leaf. `parent` is a
+    namespace that must not be evicted before this one."""
 
     namespace: str
     tokens: int
@@ -24,6 +25,7 @@ class Entry:
     rows: Pairs
     states: Mapping[int, list[Frozen]] = field(default_factory=dict)
     prefill_ms: float | None = None
+    parent: str | None = None
 
     @property
     def nbytes(self) -> int:
@@ -41,6 +43,7 @@ class Entry:
             tokens=self.tokens,
             fingerprint=self.fingerprint,
             prefill_ms=self.prefill_ms,
+            parent=self.parent,
         )
 
     def content(self) -> list[Call[None]]:

@@ -81,14 +81,15 @@ class Leaf:
     """One leaf of the caches: what is stored of it, and in which formats.
 
     `window` is how many of the last rows it needs; `arrays` are dtype and number of axes of each
-    array of a state, None where there was none after one token. A leaf that the model never uses
-    is one of rows without formats.
+    array of a state, None where there was none after one token, when they had `state_bytes`. A
+    leaf that the model never uses is one of rows without formats.
     """
 
     kind: str
     part: Part
     formats: tuple[RowFormat, ...] = ()
     window: int = 0
+    state_bytes: int = 0
     arrays: tuple[tuple[mx.Dtype, int] | None, ...] = ()
 
     @property
@@ -128,6 +129,11 @@ class Layout:
     def window(self) -> int:
         """The longest window, 0 where there is none."""
         return max(leaf.window for leaf in self.leaves)
+
+    @cached_property
+    def state_bytes(self) -> int:
+        """Bytes of all states, about: some grow."""
+        return sum(leaf.state_bytes for leaf in self.leaves)
 
     @cached_property
     def states(self) -> tuple[int, ...]:
@@ -173,10 +179,10 @@ def _leaf(cache: Cache, part: Part, vquant: str) -> Leaf:
     name, kind = type(cache).__name__, kind_of(cache)
     if part is Part.STATE:
         assert kind.state is not None
-        arrays = (
-            None if array is None else (array.dtype, array.ndim) for array in kind.state(cache)
-        )
-        return Leaf(name, part, arrays=tuple(arrays))
+        state = kind.state(cache)
+        arrays = (None if array is None else (array.dtype, array.ndim) for array in state)
+        nbytes = sum(array.nbytes for array in state if array is not None)
+        return Leaf(name, part, state_bytes=nbytes, arrays=tuple(arrays))
     if cache.empty():
         return Leaf(name, Part.ROWS)
     assert kind.rows is not None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import mlx.core as mx
 from mlx_lm.generate import generation_stream
@@ -28,3 +28,11 @@ def prefill(
             evaluate(caches)
             mx.clear_cache()
     return caches
+
+
+def segments(begin: int, end: int, step: int | None) -> Iterator[tuple[int, int]]:
+    """`begin` to `end`, cut at every multiple of `step`."""
+    while begin < end:
+        stop = end if step is None else min((begin // step + 1) * step, end)
+        yield begin, stop
+        begin = stop

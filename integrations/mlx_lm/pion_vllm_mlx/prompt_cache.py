@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import time
-import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Self
+from typing import Any
 from urllib.parse import quote
 
 import mlx.core as mx
@@ -23,22 +22,22 @@ import numpy.typing as npt
 from pion_server import DEFAULT_PORT
 from pion_server.client import Call, calls
 from pion_server.errors import DeadlineExceeded
-from pion_vllm_mlx.background import Background
+from pion_vllm_mlx.background import Job
 from pion_vllm_mlx.caches import Part, make_caches
+from pion_vllm_mlx.connected import Connected
 from pion_vllm_mlx.contents import fill, rows_of, states_of
 from pion_vllm_mlx.entry import Entry, sealed
 from pion_vllm_mlx.fingerprint import model_fingerprint, prefix_fingerprint
 from pion_vllm_mlx.layout import SEAL, read_layout
 from pion_vllm_mlx.model import Cache, Model, UnsupportedCacheError
 from pion_vllm_mlx.prefill import prefill
-from pion_vllm_mlx.remote import Remote, Unavailable
+from pion_vllm_mlx.remote import Unavailable
 from pion_vllm_mlx.rows import Receiver, Span, to_rows
-from pion_vllm_mlx.stats import Stats
 
 __all__ = ["PionPromptCache", "UnsupportedCacheError"]
 
 
-class PionPromptCache:
+class PionPromptCache(Connected):
     """Prompt caches of one model, shared through a pion-server. Any model that mlx-lm runs.
 
     `vquant` is how rows are stored: fp16 (the default), bf16, fp32, or `native`, the model's own
@@ -64,17 +63,12 @@ class PionPromptCache:
         kv_bits: int | None = None,
         kv_group_size: int = 64,
     ) -> None:
+        super().__init__(_url(host, port, username, password), timeout)
         self._model = model
         self._make_caches = partial(make_caches, model, kv_bits, kv_group_size)
         self._layout = read_layout(model, self._make_caches(), vquant, blocks=False)
         self._rows = self._layout.rows if self._layout.rows.formats else SEAL
         self._model_fingerprint = model_fingerprint(model)
-        self._timeout = timeout
-        self._stats = Stats()
-        self._remote = Remote(_url(host, port, username, password), timeout, self._stats)
-        self._background = Background()
-        # Runs on close(), when the object is collected, or when the interpreter exits.
-        self._finish = weakref.finalize(self, _finish, self._background, self._remote, timeout)
 
     @staticmethod
     def make_namespace(*parts: str) -> str:
@@ -126,27 +120,6 @@ class PionPromptCache:
             return False
         return bool(hits)
 
-    def stats(self) -> dict[str, Any]:
-        """Counters since the start: hits, misses, hit_rate, fetch_ms_total, store_ms_total, ...
-
-        Times are milliseconds, sizes bytes; `errors` counts failures by kind.
-        """
-        return self._stats.as_dict()
-
-    def flush(self) -> bool:
-        """Wait until pending stores are over; False where that takes longer than `timeout`."""
-        return self._background.wait(self._timeout)
-
-    def close(self) -> None:
-        """Finish pending stores, as flush() does, and close the connections."""
-        self._finish()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def _restore(
         self, token_ids: Sequence[int], namespace: str, fingerprint: str
     ) -> list[Cache] | None:
@@ -184,15 +157,15 @@ class PionPromptCache:
         prefill_ms: float,
     ) -> None:
         """Hand the prefix to the background. It leaves the caches here, on the model's thread."""
-        if not self._background.has_room:
+        if not self._background.has_room(tokens * self._layout.rows.token_bytes):
             self._stats.add(stores_dropped=1)
             return
         sides = rows_of(caches, self._layout, Part.ROWS)
         layout, rows = (self._rows, to_rows(sides, self._rows)) if sides else sealed(tokens)
         states = states_of(caches, self._layout)
         entry = Entry(namespace, tokens, fingerprint, layout, rows, states, prefill_ms)
-        job = partial(self._remote.store, entry)
-        if not self._background.submit(namespace, job):
+        job = Job(namespace, entry.nbytes, partial(self._remote.store, entry))
+        if not self._background.submit(job):
             self._stats.add(stores_dropped=1)
 
 
@@ -209,8 +182,3 @@ def _token_ids(prefix_ids: Any) -> list[int]:
 def _url(host: str, port: int, username: str | None, password: str | None) -> str:
     login = f"{quote(username or '', safe='')}:{quote(password, safe='')}@" if password else ""
     return f"pion://{login}{f'[{host}]' if ':' in host else host}:{port}"
-
-
-def _finish(background: Background, remote: Remote, timeout: float) -> None:
-    background.close(timeout)
-    remote.close()

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from pion_server.client import Call, Client
+from pion_server.client import Call, Client, calls
 from pion_server.errors import ConnectionFailed, DeadlineExceeded, PionError
 from pion_vllm_mlx.entry import Entry
 from pion_vllm_mlx.stats import Stats
@@ -55,22 +55,41 @@ class Remote:
             self._note(error)
             raise Unavailable from error
 
-    def read(self, calls: Sequence[Call[Any]], timeout: float) -> list[Any]:
-        """The values of `calls`, sent as one. Raises the first error of any; use within guard()."""
-        return _all(self._reader, calls, timeout)
+    def read(self, requests: Sequence[Call[Any]], timeout: float) -> list[Any]:
+        """The values of `requests`, sent as one; raises the first error of any. Use within
+        guard()."""
+        return _all(self._reader, requests, timeout)
 
-    def store(self, entry: Entry) -> None:
-        """Register an entry, then send what it holds; never raises.
+    def store(self, entry: Entry) -> bool:
+        """Register an entry, then send what it holds; whether that succeeded. Never raises.
 
         Not as one: where another model has taken the namespace meanwhile, REGISTER is refused, and
         states sent behind it would take the place of the other model's.
         """
         start = time.perf_counter()
+        stored = False
         with suppress(Unavailable), self.guard():
             self._writer.execute(entry.register())
             _all(self._writer, entry.content(), self._timeout)
-            self._stats.add(stores=1, bytes_stored=entry.nbytes)
-        self._stats.add(store_ms_total=(time.perf_counter() - start) * 1e3)
+            stored = True
+        self._stats.add(
+            stores=stored,
+            bytes_stored=entry.nbytes * stored,
+            store_ms_total=(time.perf_counter() - start) * 1e3,
+        )
+        return stored
+
+    def store_missing(self, entries: Sequence[Entry]) -> int:
+        """Store those of `entries` that are not there, until one fails; how many of all are there
+        now, leading ones. Never raises."""
+        there: list[int] = []
+        with suppress(Unavailable), self.guard():
+            questions = [calls.prefix_match([entry.namespace]) for entry in entries]
+            there = _all(self._writer, questions, self._timeout)
+        for count, (entry, hit) in enumerate(zip(entries, there, strict=False)):
+            if not hit and not self.store(entry):
+                return count
+        return len(there)
 
     def close(self) -> None:
         self._reader.close()
@@ -84,9 +103,9 @@ class Remote:
             logger.warning("going on without Pion: %s: %s (the next ones are counted)", kind, error)
 
 
-def _all(client: Client, calls: Sequence[Call[Any]], timeout: float) -> list[Any]:
-    """The values of all calls, or the first error of any."""
-    outcomes = client.pipeline(calls, timeout=timeout)
+def _all(client: Client, requests: Sequence[Call[Any]], timeout: float) -> list[Any]:
+    """The values of all requests, or the first error of any."""
+    outcomes = client.pipeline(requests, timeout=timeout)
     for outcome in outcomes:
         if isinstance(outcome, PionError):
             raise outcome

@@ -77,6 +77,11 @@ class Receiver:
         """Bytes of all rows."""
         return self._tokens * self._layout.token_bytes
 
+    @property
+    def requests(self) -> int:
+        """How many FETCHes `calls` are."""
+        return len(self._rounds()) * len(self._spans)
+
     def calls(self, fingerprint: str) -> list[Call[PrefixRows | None]]:
         """The FETCHes, to be sent in this order; their values are for `receive`."""
         return [
@@ -87,7 +92,7 @@ class Receiver:
                 fingerprint=fingerprint,
                 into=partial(self._buffer, sides, index),
             )
-            for sides in self._requests()
+            for sides in self._rounds()
             for index, span in enumerate(self._spans)
         ]
 
@@ -100,14 +105,14 @@ class Receiver:
         if any(reply is None for reply in replies):
             return None
         self._take()
-        requested = [(sides, span) for sides in self._requests() for span in self._spans]
+        requested = [(sides, span) for sides in self._rounds() for span in self._spans]
         for (sides, span), rows in zip(requested, replies, strict=True):
             assert rows is not None
             self._check(sides, span.tokens, rows)
         mx.eval(self._arrays)
         return self._arrays
 
-    def _requests(self) -> list[range]:
+    def _rounds(self) -> list[range]:
         """The sides that each round of FETCHes brings."""
         return self._groups if len(self._spans) > 1 else [range(len(self._layout.formats))]
 

@@ -1,4 +1,4 @@
-"""Counters of one PionPromptCache; its own thread and its storing thread both add to them."""
+"""Counters of one object that talks to Pion; its thread and its storing thread add to them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any
 _TOTALS = (
     "hits",
     "misses",
+    "restores_skipped",  # since prefilling was faster
+    "tokens_restored",
     "stores",
     "stores_dropped",  # refused before sending: too many under way, or the server was away
     "bytes_fetched",

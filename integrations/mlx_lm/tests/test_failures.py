@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from mlx_lm.models.cache import KVCache
 from pion_vllm_mlx import PionPromptCache, remote
+from pion_vllm_mlx.background import Job
 from pion_vllm_mlx.caches import make_caches
 from pion_vllm_mlx.demo.children import pion_server
 from pion_vllm_mlx.fingerprint import model_fingerprint, prefix_fingerprint
@@ -101,6 +102,10 @@ def bad_server(*replies: bytes, then_close: bool = False) -> Iterator[BadServer]
         yield server
     finally:
         server.close()
+
+
+def waits(gate: threading.Event) -> None:
+    gate.wait()
 
 
 def closed_port() -> int:
@@ -209,7 +214,7 @@ def test_two_models_that_race_for_a_namespace(tiny: Tiny, connect: Connect, name
     first, second = tiny("llama"), tiny("llama", rope_theta=2e4)
     winner, loser = connect(first, vquant="native"), connect(second, vquant="native")
     gate = threading.Event()
-    assert loser._background.submit("gate", gate.wait)
+    assert loser._background.submit(Job("gate", 0, lambda: waits(gate)))
     loser.get_or_prefill(IDS, namespace=namespace)
     winner.get_or_prefill(IDS, namespace=namespace)
     assert winner.flush()

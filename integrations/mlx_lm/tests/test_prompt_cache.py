@@ -17,7 +17,7 @@ import pytest
 from mlx_lm import generate
 from mlx_lm.generate import generate_step
 from pion_vllm_mlx import PionPromptCache, UnsupportedCacheError
-from pion_vllm_mlx.background import MAX_PENDING, Background
+from pion_vllm_mlx.background import MAX_PENDING_BYTES, Background, Job
 
 from pion_server.client import Client
 
@@ -187,8 +187,7 @@ def test_too_many_stores_are_dropped_and_counted(
 ) -> None:
     pion = connect(tiny("llama"))
     gate = threading.Event()
-    for _ in range(MAX_PENDING):
-        assert pion._background.submit("other", gate.wait)
+    assert pion._background.submit(Job("other", MAX_PENDING_BYTES, lambda: waits(gate)))
     pion.get_or_prefill(IDS, namespace=namespace)
     assert pion.stats()["stores_dropped"] == 1
     gate.set()
@@ -199,10 +198,14 @@ def test_too_many_stores_are_dropped_and_counted(
 def test_close_does_not_wait_for_ever(tiny: Tiny, connect: Connect) -> None:
     pion = connect(tiny("llama"), timeout=0.2)
     gate = threading.Event()
-    assert pion._background.submit("hangs", gate.wait)
+    assert pion._background.submit(Job("hangs", 0, lambda: waits(gate)))
     assert not pion.flush()
     pion.close()
     gate.set()
+
+
+def waits(gate: threading.Event) -> None:
+    gate.wait()
 
 
 @pytest.mark.parametrize("warm", [False, True])
@@ -225,9 +228,12 @@ def test_the_caches_may_go_to_another_thread(
 
 def test_background_runs_in_order_and_knows_what_is_pending() -> None:
     background, gate, ran = Background(), threading.Event(), list[str]()
-    assert background.submit("a", lambda: (gate.wait(), ran.append("a"))[-1])
-    assert background.submit("b", lambda: ran.append("b"))
-    assert not background.submit("c", lambda: ran.append("c"))
+    half = MAX_PENDING_BYTES // 2
+    assert background.submit(Job("a", half, lambda: (waits(gate), ran.append("a"))[-1]))
+    assert background.submit(Job("b", half, lambda: ran.append("b")))
+    assert background.has_room(0)
+    assert not background.has_room(1)
+    assert not background.submit(Job("c", 1, lambda: ran.append("c")))
     assert background.wait(0.01, "c")
     assert not background.wait(0.01, "a")
     assert not background.wait(0.01, "b")
@@ -235,4 +241,11 @@ def test_background_runs_in_order_and_knows_what_is_pending() -> None:
     gate.set()
     assert background.close(30)
     assert ran == ["a", "b"]
-    assert not background.submit("d", lambda: ran.append("d"))
+    assert not background.submit(Job("d", 0, lambda: ran.append("d")))
+
+
+def test_one_job_alone_may_have_any_size() -> None:
+    background, ran = Background(), list[str]()
+    assert background.submit(Job("a", 2 * MAX_PENDING_BYTES, lambda: ran.append("a")))
+    assert background.close(30)
+    assert ran == ["a"]

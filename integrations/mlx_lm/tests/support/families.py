@@ -215,7 +215,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "exaone": {"num_layers": 4},
     "exaone4": {"rope_scaling": None, "sliding_window_pattern": "LG"},
     "exaone_moe": {"layer_types": _SLIDING, "is_moe_layer": [False, True, True, True]},
-    "falcon_h1": {},
+    "falcon_h1": {
+        "mamba_d_ssm": 64,
+        "mamba_n_heads": 4,
+        "mamba_d_head": 16,
+        "mamba_d_state": 8,
+    },
     "gear": {"layer_types": _SLIDING},
     "gemma": {},
     "gemma2": {},
