@@ -136,7 +136,7 @@ def test_a_flipped_bit_is_a_miss_and_makes_room_for_the_right_bytes(
 
 
 def test_a_hanging_server_costs_its_timeout_once(proxy: Any, connect: Any) -> None:
-    backend = connect(proxy.url, timeout=0.3, retry_after=60)
+    backend = connect(proxy.url, timeout=2, retry_after=60)
     keys, _ = backend.stored(1)
     proxy.mode = "hang"
     assert backend.get(keys) == [None]
