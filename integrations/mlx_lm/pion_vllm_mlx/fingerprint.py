@@ -56,7 +56,8 @@ def _add(digest: Any, part: bytes) -> None:
 
 
 def _class_name(value: object) -> str:
-    return f"{type(value).__module__}.{type(value).__qualname__}"
+    cls = value.__class__  # not type(value): the model may come as a weak proxy
+    return f"{cls.__module__}.{cls.__qualname__}"
 
 
 def _config(model: Model) -> str:

@@ -43,7 +43,7 @@ class PionPromptCache(Connected):
     `vquant` is how rows are stored: fp16 (the default), bf16, fp32, or `native`, the model's own
     dtype, with which a restored cache is bit-identical to the one that was stored; recurrent
     states and sliding windows always are. `timeout` (seconds) bounds what one request can lose to
-    Pion; after a server could not be reached or timed out it is not asked again for 5 s.
+    Pion; after a server could not be reached or timed out it is not asked again for a while.
     `kv_bits` and `kv_group_size` make quantized caches, as in mlx_lm.generate. Load adapters
     before: the model is fingerprinted here.
 

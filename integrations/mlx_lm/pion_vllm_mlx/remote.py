@@ -3,7 +3,8 @@
 An engine must answer whatever happens to Pion, so nothing else comes out of here: a refused, dead
 or hanging server, a mismatch, a reply that makes no sense are counted by kind, logged once per
 kind, and left at that. After a server could not be reached or did not answer in time, it is left
-alone for RETRY_AFTER_S, so that the timeout is not paid again with every request.
+alone for RETRY_AFTER_S, and twice as long after each further time on end, so that the timeout is
+not paid again with every request.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from pion_vllm_mlx.stats import Stats
 logger = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 5.0
+MAX_RETRY_AFTER_S = 60.0
 
 
 class Unavailable(Exception):
@@ -37,6 +39,7 @@ class Remote:
         self._timeout = timeout
         self._stats = stats
         self._away_until = 0.0
+        self._failures = 0  # on end, of the kind that makes it away
 
     @property
     def away(self) -> bool:
@@ -54,6 +57,7 @@ class Remote:
         except Exception as error:
             self._note(error)
             raise Unavailable from error
+        self._failures = 0
 
     def read(self, requests: Sequence[Call[Any]], timeout: float) -> list[Any]:
         """The values of `requests`, sent as one; raises the first error of any. Use within
@@ -97,7 +101,9 @@ class Remote:
 
     def _note(self, error: Exception) -> None:
         if isinstance(error, ConnectionFailed | DeadlineExceeded):
-            self._away_until = time.monotonic() + RETRY_AFTER_S
+            pause = min(RETRY_AFTER_S * 2**self._failures, MAX_RETRY_AFTER_S)
+            self._away_until = time.monotonic() + pause
+            self._failures = min(self._failures + 1, 10)
         kind = type(error).__name__
         if self._stats.error(kind):
             logger.warning("going on without Pion: %s: %s (the next ones are counted)", kind, error)

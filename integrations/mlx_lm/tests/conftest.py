@@ -16,8 +16,8 @@ import mlx.nn as nn
 from families import build
 from mlx_lm import load
 from pion_vllm_mlx import PionPromptCache
-from pion_vllm_mlx.demo.children import pion_server
 from pion_vllm_mlx.demo.smollm2 import model_folder
+from pion_vllm_mlx.processes import pion_server
 
 
 @pytest.fixture(scope="session")

@@ -16,10 +16,10 @@ from mlx_lm.models.cache import KVCache
 from pion_vllm_mlx import PionPromptCache, remote
 from pion_vllm_mlx.background import Job
 from pion_vllm_mlx.caches import make_caches
-from pion_vllm_mlx.demo.children import pion_server
 from pion_vllm_mlx.fingerprint import model_fingerprint, prefix_fingerprint
 from pion_vllm_mlx.layout import Layout, read_layout
 from pion_vllm_mlx.prefill import prefill
+from pion_vllm_mlx.processes import pion_server
 from pion_vllm_mlx.states import freeze, pack
 
 from pion_server.client import Client

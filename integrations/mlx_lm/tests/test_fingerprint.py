@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -38,7 +39,9 @@ def quantized(model: nn.Module, **options: int) -> nn.Module:
 
 
 def test_the_same_model_is_the_same(tiny: Tiny) -> None:
-    assert model_fingerprint(tiny("llama")) == model_fingerprint(tiny("llama"))
+    model = tiny("llama")
+    assert model_fingerprint(tiny("llama")) == model_fingerprint(model)
+    assert model_fingerprint(weakref.proxy(model)) == model_fingerprint(model)
 
 
 def test_whatever_changes_the_model_changes_it(tiny: Tiny) -> None:

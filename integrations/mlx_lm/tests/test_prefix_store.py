@@ -15,9 +15,9 @@ import pytest
 from pion_vllm_mlx import PrefixStore, remote
 from pion_vllm_mlx.background import MAX_PENDING_BYTES, Job
 from pion_vllm_mlx.caches import Part, make_caches
-from pion_vllm_mlx.demo.children import pion_server
 from pion_vllm_mlx.match import namespace
 from pion_vllm_mlx.prefill import prefill, segments
+from pion_vllm_mlx.processes import pion_server
 
 from pion_server.client import Client
 

@@ -19,9 +19,10 @@ from typing import Any
 
 from tqdm import tqdm
 
-from pion_vllm_mlx.demo.children import DemoError, pion_server, run_engine
+from pion_vllm_mlx.demo.children import DemoError, run_engine
 from pion_vllm_mlx.demo.prompts import QUESTIONS
 from pion_vllm_mlx.demo.smollm2 import ModelSourceError, model_folder
+from pion_vllm_mlx.processes import StartError, pion_server
 
 # The model, the server, 3 steps of the first process, 1 + 2 a question of the second, the report.
 STEPS = 2 + 3 + 1 + 2 * len(QUESTIONS) + 1
@@ -44,7 +45,7 @@ def main() -> int:
         signal.signal(number, lambda *_: sys.exit(1))
     try:
         first, second = work(model)
-    except (DemoError, ModelSourceError) as error:
+    except (DemoError, ModelSourceError, StartError) as error:
         print(f"demo: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

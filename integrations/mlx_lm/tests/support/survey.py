@@ -29,9 +29,9 @@ import numpy as np
 from families import FAMILIES, LEFT_OUT, build
 from pion_vllm_mlx import PionPromptCache, PrefixStore
 from pion_vllm_mlx.caches import Part, leaves, make_caches
-from pion_vllm_mlx.demo.children import pion_server
 from pion_vllm_mlx.layout import read_layout
 from pion_vllm_mlx.prefill import prefill, segments
+from pion_vllm_mlx.processes import pion_server
 
 Result = dict[str, Any]
 

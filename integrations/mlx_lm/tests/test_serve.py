@@ -1,0 +1,275 @@
+"""An OpenAI client gets the same answers with less prefilled, and answers whatever Pion does.
+
+Two server processes, which share nothing but a pion-server, on the real model.
+"""
+
+from __future__ import annotations
+
+import itertools
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from openai import OpenAI
+from pion_vllm_mlx import PrefixStore
+from pion_vllm_mlx.processes import child, free_port, pion_server
+from tiny_folder import write_folder
+
+START_S = 120.0
+MODEL = "default_model"  # the one the server was started with
+SYSTEM = "You answer the guests of the lighthouse hotel. Breakfast is from seven to ten. " * 32
+Messages = list[dict[str, str]]
+
+
+class Server:
+    """A `pion-vllm-mlx serve` process and its client."""
+
+    def __init__(self, process: subprocess.Popen[str], port: int) -> None:
+        self.process = process
+        self.url = f"http://127.0.0.1:{port}"
+        self.client = OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=120)
+
+    def wait_until_it_listens(self) -> None:
+        give_up = time.monotonic() + START_S
+        while not self.healthy():
+            assert self.process.poll() is None
+            assert time.monotonic() < give_up
+            time.sleep(0.1)
+
+    def healthy(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.url}/health", timeout=10) as reply:
+                return bool(reply.status == 200)
+        except (urllib.error.URLError, ConnectionError):
+            return False
+
+    def ask(self, messages: Messages, tokens: int = 8, **options: Any) -> Any:
+        return self.client.chat.completions.create(
+            model=MODEL, messages=messages, max_tokens=tokens, temperature=0, **options  # type: ignore[arg-type]
+        )  # fmt: skip
+
+
+@contextmanager
+def serving(folder: str, *options: str) -> Iterator[Server]:
+    port = free_port()
+    arguments = ("--model", folder, "--port", str(port), "--log-level", "WARNING", *options)
+    with child("pion_vllm_mlx.cli", "serve", *arguments) as process:
+        server = Server(process, port)
+        server.wait_until_it_listens()
+        yield server
+
+
+def chat(system: str, *turns: str) -> Messages:
+    roles = itertools.cycle(("user", "assistant"))
+    messages = [{"role": role, "content": turn} for role, turn in zip(roles, turns, strict=False)]
+    return [{"role": "system", "content": system}, *messages]
+
+
+def cached(reply: Any) -> int:
+    return int(reply.usage.prompt_tokens_details.cached_tokens)
+
+
+def text(reply: Any) -> str:
+    return str(reply.choices[0].message.content)
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with pion_server() as port:
+        yield f"pion://127.0.0.1:{port}"
+
+
+@pytest.fixture(scope="module")
+def servers(smollm2: Any, url: str) -> Iterator[tuple[Server, Server]]:
+    """Two servers of the same model."""
+    with ExitStack() as stack:
+        pair = [stack.enter_context(serving(smollm2.folder, "--pion-url", url)) for _ in range(2)]
+        yield pair[0], pair[1]
+
+
+@pytest.fixture
+def stored(smollm2: Any, url: str) -> Iterator[Callable[[Messages], None]]:
+    """Wait until all whole blocks of a prompt are in Pion: storing is behind the request."""
+    with PrefixStore(smollm2.model, url, timeout=30) as store:
+
+        def wait(messages: Messages) -> None:
+            ids = smollm2.tokenizer.apply_chat_template(messages, add_generation_prompt=True)
+            give_up = time.monotonic() + START_S
+            while store.match(ids).length < len(ids) // 256 * 256:
+                assert time.monotonic() < give_up
+                time.sleep(0.05)
+
+        yield wait
+
+
+def test_a_fresh_process_reuses_what_another_prefilled(
+    servers: tuple[Server, Server], stored: Callable[[Messages], None]
+) -> None:
+    first, second = servers
+    prompt = chat(SYSTEM, "When is breakfast?")
+    cold = first.ask(prompt)
+    assert cached(cold) == 0
+    stored(prompt)
+    warm = second.ask(chat(SYSTEM, "Where am I?"))
+    # Up to the end of the system prompt, which is no block boundary.
+    assert 512 < cached(warm) < warm.usage.prompt_tokens
+    assert warm.usage.prompt_tokens - cached(warm) < 20
+    again = second.ask(prompt)
+    assert text(again) == text(cold)
+    assert again.usage.prompt_tokens - cached(again) < 20
+
+
+def test_streams_report_what_was_cached(servers: tuple[Server, Server]) -> None:
+    prompt = chat("streams " + SYSTEM, "When is breakfast?")
+    whole = servers[0].ask(prompt)
+    chunks = list(servers[0].ask(prompt, stream=True, stream_options={"include_usage": True}))
+    words = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
+    assert "".join(words) == text(whole)
+    # The very prompt again: all of it but the token that generation begins with.
+    assert cached(chunks[-1]) == whole.usage.prompt_tokens - 1
+
+
+def test_a_conversation_never_prefills_more_than_the_turn_and_a_block(
+    servers: tuple[Server, Server], stored: Callable[[Messages], None]
+) -> None:
+    """Its ten turns go to the two servers in turn, as behind a load balancer."""
+    turns = ["Tell me about the hotel."]
+    before = 0
+    for number in range(10):
+        messages = chat("conversation " + SYSTEM, *turns)
+        reply = servers[number % 2].ask(messages, tokens=12)
+        new = reply.usage.prompt_tokens - before
+        if number:
+            assert reply.usage.prompt_tokens - cached(reply) <= new + 256
+        before = reply.usage.prompt_tokens
+        stored(messages)
+        turns += [text(reply), f"And what else, number {number}?"]
+
+
+def test_parallel_clients(
+    servers: tuple[Server, Server], stored: Callable[[Messages], None]
+) -> None:
+    first, second = servers
+    prompts = [chat("parallel " + SYSTEM, f"What is {number} and {number}?") for number in range(8)]
+    alone = [text(first.ask(prompt)) for prompt in prompts]
+    stored(prompts[0])
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        together = list(pool.map(second.ask, prompts))
+    assert [text(reply) for reply in together] == alone
+    assert all(cached(reply) >= 512 for reply in together)
+
+
+def test_a_prompt_that_is_known_to_its_end(servers: tuple[Server, Server]) -> None:
+    """mlx_lm.server dies when a prompt equals an earlier prompt and its answer."""
+    complete = servers[0].client.completions.create
+    options: dict[str, Any] = {"model": MODEL, "max_tokens": 8, "temperature": 0}
+    prompt = "exactly. " + SYSTEM
+    answer = complete(prompt=prompt, **options).choices[0].text
+    for known in (prompt, prompt + answer, prompt + answer):
+        reply = complete(prompt=known, **options)
+        assert reply.usage is not None
+        assert reply.usage.completion_tokens == 8
+    assert servers[0].healthy()
+
+
+def test_requests_that_are_served_one_by_one(servers: tuple[Server, Server]) -> None:
+    """A seed makes mlx_lm.server leave its batch."""
+    first, second = servers
+    prompt = chat("seed " + SYSTEM, "When is breakfast?")
+    wanted = text(first.ask(prompt))
+    for server in servers:
+        assert text(server.ask(prompt, seed=1)) == wanted
+    assert cached(first.ask(prompt, seed=1)) > 512
+    assert cached(second.ask(prompt)) > 512
+
+
+def test_tools_reach_the_model(servers: tuple[Server, Server]) -> None:
+    tool = {"type": "function", "function": {"name": "ring", "parameters": {"type": "object"}}}
+    prompt = chat("tools " + SYSTEM, "Ring the bell.")
+    replies = [servers[0].ask(prompt, tools=[tool]) for _ in range(2)]
+    assert text(replies[0]) == text(replies[1])
+    assert cached(replies[1]) > 512
+
+
+def test_pion_dies_in_the_middle_of_a_stream(smollm2: Any) -> None:
+    prompt = chat(SYSTEM, "When is breakfast?")
+    with ExitStack() as stack:
+        pion = stack.enter_context(pion_server())
+        server = stack.enter_context(
+            serving(smollm2.folder, "--pion-url", f"pion://127.0.0.1:{pion}")
+        )
+        (process,) = (each for each in psutil.Process().children() if str(pion) in each.cmdline())
+        stream = server.ask(prompt, tokens=24, stream=True)
+        next(iter(stream))
+        process.kill()
+        chunks = [chunk.choices[0] for chunk in stream]
+        assert chunks[-1].finish_reason in ("length", "stop")
+        other = server.ask(chat("other " + SYSTEM, "When is breakfast?"))
+        assert text(other)
+        assert server.healthy()
+
+
+def test_pion_hangs(smollm2: Any) -> None:
+    """It accepts connections and never says a word; a request waits for that once."""
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        url = f"pion://127.0.0.1:{mute.getsockname()[1]}"
+        options = ("--pion-url", url, "--pion-timeout", "0.2")
+        with serving(smollm2.folder, *options) as server:
+            replies = [server.ask(chat(f"{n} " + SYSTEM, "Hello?")) for n in range(2)]
+            assert all(text(reply) for reply in replies)
+            assert server.healthy()
+
+
+def test_it_starts_a_pion_server_and_ends_it(smollm2: Any, tmp_path: Path) -> None:
+    """And that keeps its prefixes in the folder that was named."""
+    prompt = chat(SYSTEM, "When is breakfast?")
+    options = ("--pion-budget-gb", "0.5", "--pion-dir", str(tmp_path))
+    answers = []
+    for number, stop in enumerate((signal.SIGTERM, signal.SIGINT)):
+        with serving(smollm2.folder, *options) as server:
+            (pion,) = psutil.Process(server.process.pid).children()
+            assert "500000000" in pion.cmdline()
+            answers.append(server.ask(prompt))
+            server.process.send_signal(stop)
+            assert server.process.wait(30) == 0
+            assert not pion.is_running()
+        assert (cached(answers[number]) > 512) == bool(number)
+    assert text(answers[0]) == text(answers[1])
+
+
+@pytest.mark.parametrize("family", ["lfm2", "gemma3_text", "mamba2"])
+def test_models_that_cannot_go_back(smollm2: Any, url: str, tmp_path: Path, family: str) -> None:
+    """A prompt that leaves an earlier one in its middle gets the blocks up to there, also in a
+    fresh process; mlx_lm.server alone reuses nothing."""
+    folder = tmp_path / family
+    write_folder(family, Path(smollm2.folder), folder)
+    with serving(str(folder), "--pion-url", url) as first:
+        cold = first.ask(chat(SYSTEM + "The bar is open.", "Hello?"))
+        assert cached(cold) == 0
+        other = first.ask(chat(SYSTEM + "The bar is shut.", "Hello?"))
+        assert cached(other) == other.usage.prompt_tokens // 256 * 256
+    with serving(str(folder), "--pion-url", url) as second:
+        fresh = second.ask(chat(SYSTEM + "The bar is shut.", "Hello?"))
+        assert fresh.usage.prompt_tokens - cached(fresh) < 20
+        assert text(fresh) == text(other)
+
+
+def test_what_is_wrong_with_the_command_line_is_said() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "pion_vllm_mlx.cli", "serve", "--pion-url", "pion://h", "--no-such"],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert "--no-such" in done.stderr
