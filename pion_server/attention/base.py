@@ -1,0 +1,62 @@
+"""What a backend is: K/V that it keeps in its own form, and attention of queries over them.
+
+Shapes: H K/V heads, N rows (tokens), D values a head, H_q query heads, M queries a head. All arrays
+that come in and go out are fp32, C-ordered numpy. `head_map`, uint8 (H_q,), is the K/V head of each
+query head (GQA). Scores are scaled by 1/sqrt(D). The log-sum-exp (LSE) beside an output is the
+natural logarithm of the sum of exp(score) of the rows it saw; with it two partial results become
+one (online softmax; Milakov and Gimelshein 2018, arXiv:1805.02867).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Floats: TypeAlias = npt.NDArray[np.float32]
+Heads: TypeAlias = npt.NDArray[np.uint8]
+Rows: TypeAlias = npt.NDArray[np.int64]
+
+
+class Partial(NamedTuple):
+    """Attention over some of the rows: `out` (H_q, M, D), `lse` (H_q, M). Where a query saw no row
+    its output is 0 and its LSE is -inf."""
+
+    out: Floats
+    lse: Floats
+
+
+class Resident(Protocol):
+    """K/V of one layer of one session, kept as a backend wants them."""
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(H, N, D)."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that it keeps."""
+
+
+class AttentionBackend(Protocol):
+    """Not thread-safe: the calls for one backend come from one thread at a time."""
+
+    name: str
+
+    def resident(self, keys: Floats, values: Floats) -> Resident:
+        """Keep K and V, (H, N, D) each. The caller's arrays may be kept, and must not change."""
+
+    def attend(
+        self, kept: Resident, queries: Floats, head_map: Heads, rows: tuple[int, int] | None = None
+    ) -> Partial:
+        """Every query (H_q, M, D) over all rows, or over rows [start, end)."""
+
+    def attend_rows(
+        self, kept: Resident, queries: Floats, head_map: Heads, rows: Sequence[Rows]
+    ) -> Partial:
+        """One query a head, (H_q, 1, D), each head over its own rows: `rows[h]` are token ids."""
+
+    def block_means(self, kept: Resident, block: int) -> Floats:
+        """The mean K row of each `block` rows, the last block short: (H, ceil(N / block), D)."""
