@@ -18,7 +18,7 @@ from mlx_lm.models.cache import ChunkedKVCache
 from pion_vllm_mlx.caches import make_caches
 from pion_vllm_mlx.prefill import prefill
 from pion_vllm_mlx.serve.backing import Backing
-from pion_vllm_mlx.serve.generator import split
+from pion_vllm_mlx.serve.generator import MOST_TURNS, earlier_ends, split
 from pion_vllm_mlx.serve.options import parse
 from pion_vllm_mlx.serve.prompt_cache import BLOCK, LEAST_GAIN, PionLRUPromptCache
 
@@ -227,6 +227,19 @@ def test_segments_are_cut_at_every_step(lengths: list[int], step: int) -> None:
     assert {end: kind for end, kind in kinds.items() if kind != BLOCK} == wanted
     blocks = {end for end, kind in kinds.items() if kind == BLOCK}
     assert blocks == set(range(step, total - 1, step)) - set(wanted)
+
+
+def test_earlier_prompts_of_a_conversation_are_known_by_how_answers_open() -> None:
+    opening = [1, 2, 3]
+    first = [10, 11, *opening]
+    second = [*first, 20, 21, 1, 2, 22, *opening]
+    assert earlier_ends(first) == []
+    assert earlier_ends(second) == [len(first) - 1]
+    third = [*second, 3, *opening]
+    assert earlier_ends(third) == [len(second) - 1, len(first) - 1]
+    long = opening * (MOST_TURNS + 5)
+    assert earlier_ends(long) == [len(long) - 3 * n - 1 for n in range(1, MOST_TURNS + 1)]
+    assert [earlier_ends(prompt) for prompt in ([], [1], [1, 1], [1, 1, 1])] == [[]] * 4
 
 
 def test_options(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

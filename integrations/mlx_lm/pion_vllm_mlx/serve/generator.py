@@ -18,6 +18,11 @@ from pion_vllm_mlx.serve.prompt_cache import BLOCK, PionLRUPromptCache
 
 Segment = tuple[list[int], str]
 
+# The end of what opens an answer, such as `<|im_start|>`, `assistant`, newline.
+OPENING_TOKENS = 3
+# How many turns to look back.
+MOST_TURNS = 8
+
 
 class BlockResponseGenerator(ResponseGenerator):
     """In the place of mlx_lm.server.ResponseGenerator."""
@@ -31,7 +36,7 @@ class BlockResponseGenerator(ResponseGenerator):
     def _tokenize(self, tokenizer: Any, request: Any, args: Any) -> Any:
         found = super()._tokenize(tokenizer, request, args)  # type: ignore[no-untyped-call]
         prompt, segments, types, *rest = found
-        self.prompt_cache.ends = list(accumulate(map(len, segments)))
+        self.prompt_cache.ends = [*accumulate(map(len, segments)), *earlier_ends(prompt)]
         if step := self._step():
             pieces = list(split(list(zip(segments, types, strict=True)), step))
             segments, types = [piece for piece, _ in pieces], [kind for _, kind in pieces]
@@ -44,6 +49,22 @@ class BlockResponseGenerator(ResponseGenerator):
             return None
         longest = self.cli_args.prefill_step_size // store.stride * store.stride
         return int(min(store.step, max(longest, store.stride)))
+
+
+def earlier_ends(prompt: list[int]) -> list[int]:
+    """Where earlier prompts of the same conversation ended, less their last token.
+
+    Every prompt of a chat ends with the words that open an answer, and these stand before each
+    earlier answer in it. Positions found by chance cost a small question each.
+    """
+    opening = prompt[-OPENING_TOKENS:]
+    found = []
+    for end in range(len(prompt) - 1, OPENING_TOKENS - 1, -1):
+        if prompt[end - 1] == opening[-1] and prompt[end - OPENING_TOKENS : end] == opening:
+            found.append(end - 1)
+            if len(found) == MOST_TURNS:
+                break
+    return found
 
 
 def split(segments: list[Segment], step: int) -> Iterator[Segment]:
