@@ -24,8 +24,9 @@ ROOMS: dict[str, set[str]] = {
     "store": {"codecs", "errors"},
     "journal": {"store", "codecs", "errors"},
     "team": {"store"},
-    "tenants": BASE | {"store", "stats", "journal", "team"},
-    "commands": BASE | {"wire", "codecs", "store", "stats", "team", "tenants"},
+    "attention": {"store", "codecs", "errors"},
+    "tenants": BASE | {"store", "stats", "journal", "team", "attention"},
+    "commands": BASE | {"wire", "codecs", "store", "stats", "team", "tenants", "attention"},
     "net": BASE | {"wire", "commands", "team", "tenants"},
     # Workers are clients of each other where they pass plain keys on.
     "workers": BASE | {"wire", "store", "team", "tenants", "net", "client"},
