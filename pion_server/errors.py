@@ -71,6 +71,13 @@ class WrongType(PionError):
     prefix = "WRONGTYPE"
 
 
+class ColdMiss(PionError):
+    """The attention state was put away for other states, or its rows have changed since: bring it
+    back with KV.PREFIX.WARM and ask again."""
+
+    prefix = "COLDMISS"
+
+
 class Elsewhere(PionError):
     """The session or namespace lives on another worker of the server; nothing was done here."""
 
@@ -97,7 +104,17 @@ class DeadlineExceeded(PionError):
 
 _BY_PREFIX: dict[str, type[PionError]] = {
     cls.prefix: cls
-    for cls in (PionError, NoAuth, WrongPass, NoProto, Mismatch, OutOfMemory, Misconf, WrongType)
+    for cls in (
+        PionError,
+        NoAuth,
+        WrongPass,
+        NoProto,
+        Mismatch,
+        OutOfMemory,
+        Misconf,
+        WrongType,
+        ColdMiss,
+    )
 }
 
 

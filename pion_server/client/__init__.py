@@ -8,10 +8,21 @@ deadline. Errors are the classes of pion_server/errors.py.
 """
 
 from pion_server.client.asynchronous import AsyncClient
-from pion_server.client.calls import BlockTable, Call, Fmt, Layout, PrefixRows, Sink, Worker
+from pion_server.client.calls import (
+    Attended,
+    BlockTable,
+    Call,
+    Fmt,
+    Layout,
+    PrefixRows,
+    Sink,
+    Warmed,
+    Worker,
+)
 from pion_server.client.sync import Client
 from pion_server.client.url import DEFAULT_URL
 from pion_server.errors import (
+    ColdMiss,
     ConnectionFailed,
     DeadlineExceeded,
     Elsewhere,
@@ -28,9 +39,11 @@ from pion_server.wire.values import Payload
 __all__ = [
     "DEFAULT_URL",
     "AsyncClient",
+    "Attended",
     "BlockTable",
     "Call",
     "Client",
+    "ColdMiss",
     "ConnectionFailed",
     "DeadlineExceeded",
     "Elsewhere",
@@ -44,6 +57,7 @@ __all__ = [
     "PrefixRows",
     "ProtocolError",
     "Sink",
+    "Warmed",
     "Worker",
     "WrongPass",
     "WrongType",

@@ -97,6 +97,16 @@ class Commands:
     prefix_drop = method(calls.prefix_drop)
     prefix_info = method(calls.prefix_info)
 
+    attend_store = method(calls.attend_store)
+    attend_lookup = method(calls.attend_lookup)
+    attend_query = method(calls.attend_query)
+    attend_query_fused = method(calls.attend_query_fused)
+    attend_query_sparse = method(calls.attend_query_sparse)
+    attend_query_sparse_auto = method(calls.attend_query_sparse_auto)
+    attend_query_sparse_auto_fused = method(calls.attend_query_sparse_auto_fused)
+    attend_querybatch = method(calls.attend_querybatch)
+    prefix_warm = method(calls.prefix_warm)
+
     ssm_store = method(calls.ssm_store)
     ssm_fetch = method(calls.ssm_fetch)
     ssm_drop = method(calls.ssm_drop)

@@ -1,5 +1,18 @@
 """One function a command: Python values in, a `Call` out."""
 
+from pion_server.client.calls.attend import (
+    Attended,
+    Warmed,
+    attend_lookup,
+    attend_query,
+    attend_query_fused,
+    attend_query_sparse,
+    attend_query_sparse_auto,
+    attend_query_sparse_auto_fused,
+    attend_querybatch,
+    attend_store,
+    prefix_warm,
+)
 from pion_server.client.calls.base import Call, Name
 from pion_server.client.calls.layout import Fmt, Layout
 from pion_server.client.calls.plain import (
@@ -56,6 +69,7 @@ from pion_server.client.calls.states import ssm_drop, ssm_fetch, ssm_store
 from pion_server.wire.replies import Sink
 
 __all__ = [
+    "Attended",
     "BlockTable",
     "Call",
     "Fmt",
@@ -63,7 +77,16 @@ __all__ = [
     "Name",
     "PrefixRows",
     "Sink",
+    "Warmed",
     "Worker",
+    "attend_lookup",
+    "attend_query",
+    "attend_query_fused",
+    "attend_query_sparse",
+    "attend_query_sparse_auto",
+    "attend_query_sparse_auto_fused",
+    "attend_querybatch",
+    "attend_store",
     "auth",
     "dbsize",
     "delete",
@@ -91,6 +114,7 @@ __all__ = [
     "prefix_register",
     "prefix_register_schema",
     "prefix_store",
+    "prefix_warm",
     "pttl",
     "scan",
     "select",
