@@ -2,9 +2,10 @@
 
 Shapes: H K/V heads, N rows (tokens), D values a head, H_q query heads, M queries a head. All arrays
 that come in and go out are fp32, C-ordered numpy. `head_map`, uint8 (H_q,), is the K/V head of each
-query head (GQA). Scores are scaled by 1/sqrt(D). The log-sum-exp (LSE) beside an output is the
-natural logarithm of the sum of exp(score) of the rows it saw; with it two partial results become
-one (online softmax; Milakov and Gimelshein 2018, arXiv:1805.02867).
+query head (GQA); the caller has checked that each is below H. Scores are scaled by 1/sqrt(D). The
+log-sum-exp (LSE) beside an output is the natural logarithm of the sum of exp(score) of the rows it
+saw; with it two partial results become one (online softmax; Milakov and Gimelshein 2018,
+arXiv:1805.02867).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy.typing as npt
 Floats: TypeAlias = npt.NDArray[np.float32]
 Heads: TypeAlias = npt.NDArray[np.uint8]
 Rows: TypeAlias = npt.NDArray[np.int64]
+Spans: TypeAlias = npt.NDArray[np.int64]  # (M, 2): query m sees rows [spans[m, 0], spans[m, 1])
 
 
 class Partial(NamedTuple):
@@ -37,7 +39,7 @@ class Resident(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that it keeps."""
+        """Bytes of K/V that it keeps. Block means come on top, at most an eighth of K."""
 
 
 class AttentionBackend(Protocol):
@@ -46,17 +48,23 @@ class AttentionBackend(Protocol):
     name: str
 
     def resident(self, keys: Floats, values: Floats) -> Resident:
-        """Keep K and V, (H, N, D) each. The caller's arrays may be kept, and must not change."""
+        """Keep K and V, (H, N, D) each, N >= 1, as fp32 or fp16 (an option of the backend). The
+        caller's arrays may be kept, and must not change."""
+
+    def transient(self, keys: Floats, values: Floats) -> Resident:
+        """K and V of one call only (a suffix, QUERYBATCH): fp32, whatever residents are."""
 
     def attend(
-        self, kept: Resident, queries: Floats, head_map: Heads, rows: tuple[int, int] | None = None
+        self, kept: Resident, queries: Floats, head_map: Heads, spans: Spans | None = None
     ) -> Partial:
-        """Every query (H_q, M, D) over all rows, or over rows [start, end)."""
+        """Every query (H_q, M, D) over all rows, or query m of every head over its span. A span
+        lies within [0, N] and may be empty."""
 
     def attend_rows(
         self, kept: Resident, queries: Floats, head_map: Heads, rows: Sequence[Rows]
     ) -> Partial:
-        """One query a head, (H_q, 1, D), each head over its own rows: `rows[h]` are token ids."""
+        """One query a head, (H_q, 1, D), each head over its own rows: `rows[h]` are token ids, in
+        any order, possibly none."""
 
     def block_means(self, kept: Resident, block: int) -> Floats:
         """The mean K row of each `block` rows, the last block short: (H, ceil(N / block), D)."""
