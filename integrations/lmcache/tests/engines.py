@@ -57,9 +57,9 @@ def stock(url: str) -> dict[str, Any]:
     return {"remote_url": url, "extra_config": {"save_chunk_meta": False}}
 
 
-def metadata(dtype: torch.dtype = torch.bfloat16) -> LMCacheMetadata:
+def metadata(dtype: torch.dtype = torch.bfloat16, model: str = "a/model") -> LMCacheMetadata:
     shape = (LAYERS, 2, CHUNK, HEADS, HEAD_SIZE)
-    return LMCacheMetadata("a/model", 1, 1, 0, 0, dtype, shape, chunk_size=CHUNK, role="worker")
+    return LMCacheMetadata(model, 1, 1, 0, 0, dtype, shape, chunk_size=CHUNK, role="worker")
 
 
 def config(settings: dict[str, Any], gigabytes: float = 0.05) -> LMCacheEngineConfig:
@@ -76,13 +76,13 @@ def config(settings: dict[str, Any], gigabytes: float = 0.05) -> LMCacheEngineCo
     )
 
 
-def engine(settings: dict[str, Any], dtype: torch.dtype = torch.bfloat16) -> LMCacheEngine:
+def engine(settings: dict[str, Any], model: str = "a/model") -> LMCacheEngine:
     """A new engine; LMCacheEngineBuilder.destroy(engine.name) closes it."""
     name = uuid.uuid4().hex
     made = LMCacheEngineBuilder.get_or_create(
         name,
         config({**settings, "lmcache_instance_id": name}),
-        metadata(dtype),
+        metadata(model=model),
         CpuCache(),
         lambda tensor, source: None,
         lambda value, source: value,

@@ -45,6 +45,11 @@ def resp(url: str) -> dict[str, Any]:
     return {"type": "resp", "host": host, "port": int(port)}
 
 
+def valkey(url: str) -> dict[str, Any]:
+    """The JSON that names LMCache's own client on the library of Valkey's makers."""
+    return {"type": "valkey", "startup_nodes": url.removeprefix("pion://")}
+
+
 def manager(adapter: dict[str, Any]) -> StorageManager:
     """A StorageManager with 32 MB of memory and this adapter behind it."""
     memory = L1MemoryManagerConfig(size_in_bytes=32 << 20, use_lazy=False, shm_name="")

@@ -55,11 +55,13 @@ def tools(urls: Iterator[str]) -> dict[str, tuple[list[str], dict[str, str]]]:
         "l2 pion": second_level(l2_check, managers.plugin(next(urls))),
         "bench pion": second_level(bench, managers.plugin(next(urls))),
         "bench resp": second_level(bench, managers.resp(next(urls))),
+        "bench valkey": second_level(bench, managers.valkey(next(urls))),
     }
 
 
 SCHEMES = ("pion", "redis", "resp", "valkey")
-RUNS = [*(f"remote {scheme}" for scheme in SCHEMES), "l2 pion", "bench pion", "bench resp"]
+BENCHES = [f"bench {scheme}" for scheme in ("pion", "resp", "valkey")]
+RUNS = [*(f"remote {scheme}" for scheme in SCHEMES), "l2 pion", *BENCHES]
 
 
 @pytest.fixture(scope="module")
@@ -101,14 +103,14 @@ def finished(child: subprocess.Popen[bytes], output: Path) -> str:
     return output.read_text()
 
 
-@pytest.mark.parametrize("name", [run for run in RUNS if not run.startswith("bench")])
+@pytest.mark.parametrize("name", [run for run in RUNS if run not in BENCHES])
 def test_basic_check(said: dict[str, str], name: str) -> None:
     counts = re.findall(r"Validation.*?(\d+)/(\d+)", said[name])
     assert len(counts) >= 4, said[name]
     assert all(passed == asked == "3" for passed, asked in counts), said[name]
 
 
-@pytest.mark.parametrize("name", [run for run in RUNS if run.startswith("bench")])
+@pytest.mark.parametrize("name", BENCHES)
 def test_bench_l2_verifies_what_it_loads(said: dict[str, str], name: str) -> None:
     assert "data verified OK" in said[name], said[name]
     report = json.loads(said[name][said[name].index("{\n") : said[name].rindex("}") + 1])
