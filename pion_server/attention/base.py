@@ -31,7 +31,8 @@ class Partial(NamedTuple):
 
 
 class Resident(Protocol):
-    """K/V of one layer of one session, kept as a backend wants them."""
+    """K/V of one layer of one session, kept as a backend wants them. Not thread-safe, as the
+    backend."""
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -40,6 +41,17 @@ class Resident(Protocol):
     @property
     def nbytes(self) -> int:
         """Bytes of K/V that it keeps. Block means come on top, at most an eighth of K."""
+
+    def attend(self, queries: Floats, head_map: Heads, spans: Spans | None = None) -> Partial:
+        """Every query (H_q, M, D) over all rows, or query m of every head over its span. A span
+        lies within [0, N] and may be empty."""
+
+    def attend_rows(self, queries: Floats, head_map: Heads, rows: Sequence[Rows]) -> Partial:
+        """One query a head, (H_q, 1, D), each head over its own rows: `rows[h]` are token ids, in
+        any order, possibly none."""
+
+    def block_means(self, block: int) -> Floats:
+        """The mean K row of each `block` rows, the last block short: (H, ceil(N / block), D)."""
 
 
 class AttentionBackend(Protocol):
@@ -53,18 +65,3 @@ class AttentionBackend(Protocol):
 
     def transient(self, keys: Floats, values: Floats) -> Resident:
         """K and V of one call only (a suffix, QUERYBATCH): fp32, whatever residents are."""
-
-    def attend(
-        self, kept: Resident, queries: Floats, head_map: Heads, spans: Spans | None = None
-    ) -> Partial:
-        """Every query (H_q, M, D) over all rows, or query m of every head over its span. A span
-        lies within [0, N] and may be empty."""
-
-    def attend_rows(
-        self, kept: Resident, queries: Floats, head_map: Heads, rows: Sequence[Rows]
-    ) -> Partial:
-        """One query a head, (H_q, 1, D), each head over its own rows: `rows[h]` are token ids, in
-        any order, possibly none."""
-
-    def block_means(self, kept: Resident, block: int) -> Floats:
-        """The mean K row of each `block` rows, the last block short: (H, ceil(N / block), D)."""

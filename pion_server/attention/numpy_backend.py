@@ -21,23 +21,65 @@ PRODUCT = 1 << 19  # multiply-adds of a tile: OpenBLAS packs the operands of lar
 TILE_ROWS = 128  # at least: below it the call costs more than the product
 WIDENED = 1 << 16  # values widened at a time: 256 KB stay in the cache until they are used
 SCORES = 1 << 21  # scores of one head held at a time: 8 MB
+FEW_MEANS = 8  # rows a block from which on its means are kept: an eighth of K at most
 
 
 class NumpyResident:
     """K and V as (H, N, D) arrays, fp32 or fp16, and the block means asked for last."""
 
     def __init__(self, keys: Floats | Halves, values: Floats | Halves) -> None:
-        self.keys, self.values = keys, values
-        self.means: tuple[int, Floats] = (0, np.empty((0, 0, 0), np.float32))
+        self._keys, self._values = keys, values
+        self._means = (0, np.empty((0, 0, 0), np.float32))
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        heads, rows, dim = self.keys.shape
+        heads, rows, dim = self._keys.shape
         return heads, rows, dim
 
     @property
     def nbytes(self) -> int:
-        return self.keys.nbytes + self.values.nbytes
+        return self._keys.nbytes + self._values.nbytes
+
+    def attend(self, queries: Floats, head_map: Heads, spans: Spans | None = None) -> Partial:
+        heads, rows, dim = self.shape
+        everything = np.tile(np.array([[0, rows]]), (queries.shape[1], 1))
+        seen = everything if spans is None else spans
+        result = _empty(queries.shape)
+        for head in range(heads):
+            members = np.flatnonzero(head_map == head)
+            if members.size:
+                out, lse = _attend(
+                    self._keys[head],
+                    self._values[head],
+                    queries[members].reshape(-1, dim),
+                    np.tile(seen, (members.size, 1)),
+                )
+                result.out[members] = out.reshape(members.size, -1, dim)
+                result.lse[members] = lse.reshape(members.size, -1)
+        return result
+
+    def attend_rows(self, queries: Floats, head_map: Heads, rows: Sequence[Rows]) -> Partial:
+        result = _empty(queries.shape)
+        for query_head, (head, chosen) in enumerate(zip(head_map, rows, strict=True)):
+            result.out[query_head], result.lse[query_head] = _attend(
+                self._keys[head].take(chosen, axis=0),
+                self._values[head].take(chosen, axis=0),
+                queries[query_head],
+                np.array([[0, chosen.size]]),
+            )
+        return result
+
+    def block_means(self, block: int) -> Floats:
+        if self._means[0] == block:
+            return self._means[1]
+        starts = np.arange(0, self.shape[1], block)
+        counts = np.diff(starts, append=self.shape[1]).astype(np.float32)[:, None]
+        means = np.empty((self.shape[0], starts.size, self.shape[2]), np.float32)
+        for head, keys in enumerate(self._keys):
+            np.divide(np.add.reduceat(_wide(keys), starts), counts, out=means[head])
+        if block >= FEW_MEANS:
+            self._means = (block, means)
+        return means
 
 
 class NumpyBackend:
@@ -46,64 +88,22 @@ class NumpyBackend:
     name = "numpy"
 
     def __init__(self, fp16: bool = False) -> None:
-        self.fp16 = fp16
+        self._fp16 = fp16
         threadpool_limits(limits=1, user_api="blas")
 
     def resident(self, keys: Floats, values: Floats) -> NumpyResident:
-        if self.fp16:
+        if self._fp16:
             return NumpyResident(narrow(keys), narrow(values))
         return self.transient(keys, values)
 
     def transient(self, keys: Floats, values: Floats) -> NumpyResident:
-        # Aligned, because numpy would copy what a frame left at an odd address for every query.
-        aligned = ["C_CONTIGUOUS", "ALIGNED"]
-        return NumpyResident(
-            np.require(keys, np.float32, aligned), np.require(values, np.float32, aligned)
-        )
+        return NumpyResident(_aligned(keys), _aligned(values))
 
-    def attend(
-        self, kept: NumpyResident, queries: Floats, head_map: Heads, spans: Spans | None = None
-    ) -> Partial:
-        heads, rows, dim = kept.shape
-        everything = np.tile(np.array([[0, rows]]), (queries.shape[1], 1))
-        seen = everything if spans is None else spans
-        result = _empty(queries.shape)
-        for head in range(heads):
-            members = np.flatnonzero(head_map == head)
-            if members.size:
-                out, lse = _attend(
-                    kept.keys[head],
-                    kept.values[head],
-                    queries[members].reshape(-1, dim),
-                    np.tile(seen, (members.size, 1)),
-                )
-                result.out[members] = out.reshape(members.size, -1, dim)
-                result.lse[members] = lse.reshape(members.size, -1)
-        return result
 
-    def attend_rows(
-        self, kept: NumpyResident, queries: Floats, head_map: Heads, rows: Sequence[Rows]
-    ) -> Partial:
-        result = _empty(queries.shape)
-        for query_head, (head, chosen) in enumerate(zip(head_map, rows, strict=True)):
-            result.out[query_head], result.lse[query_head] = _attend(
-                kept.keys[head].take(chosen, axis=0),
-                kept.values[head].take(chosen, axis=0),
-                queries[query_head],
-                np.array([[0, chosen.size]]),
-            )
-        return result
-
-    def block_means(self, kept: NumpyResident, block: int) -> Floats:
-        if kept.means[0] == block:
-            return kept.means[1]
-        _, rows, _ = kept.shape
-        starts = np.arange(0, rows, block)
-        counts = np.diff(starts, append=rows).astype(np.float32)[:, None]
-        means = np.stack([np.add.reduceat(_wide(k), starts) / counts for k in kept.keys])
-        if block >= 8:
-            kept.means = (block, means)
-        return means
+def _aligned(rows: Floats) -> Floats:
+    """Most often the same array. numpy would copy for every query what a frame left at an odd
+    address."""
+    return np.require(rows, np.float32, ("C_CONTIGUOUS", "ALIGNED"))
 
 
 def _empty(shape: tuple[int, ...]) -> Partial:
@@ -111,7 +111,7 @@ def _empty(shape: tuple[int, ...]) -> Partial:
 
 
 def _wide(rows: Floats | Halves) -> Floats:
-    return widen(rows) if rows.dtype == np.float16 else rows
+    return widen(rows.view(np.float16)) if rows.dtype == np.float16 else rows.view(np.float32)
 
 
 def _tiles(rows: Floats | Halves, step: int) -> Iterator[tuple[slice, Floats]]:

@@ -1,0 +1,76 @@
+"""Dense queries: over a prefix, and over a prefix and the suffix that the client brings.
+
+A suffix of S rows follows the N rows of the prefix; its last M rows are those of the M queries, so
+query m stands at position N + S - M + m and sees what is not after it. With a window of W tokens
+(sliding-window attention) a query at position p sees positions above p - W only. A query without a
+suffix stands behind the prefix, and its window is the prefix's last W rows, whatever M is.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pion_server.attention.base import Floats, Heads, Partial, Resident, Spans
+
+
+def dense(prefix: Resident, queries: Floats, head_map: Heads, window: int | None = None) -> Partial:
+    """Queries (H_q, M, D) over the prefix."""
+    if window is None:
+        return prefix.attend(queries, head_map)
+    return prefix.attend(queries, head_map, prefix_spans(prefix, queries, window))
+
+
+def fused(
+    prefix: Resident,
+    suffix: Resident,
+    queries: Floats,
+    head_map: Heads,
+    window: int | None = None,
+) -> Partial:
+    """Queries (H_q, M, D), M <= S, over the prefix and, in causal order, the suffix."""
+    seen = None if window is None else spans_before(prefix, suffix, queries, window)
+    return merge(
+        prefix.attend(queries, head_map, seen),
+        attend_suffix(suffix, queries, head_map, window),
+    )
+
+
+def attend_suffix(
+    suffix: Resident, queries: Floats, head_map: Heads, window: int | None = None
+) -> Partial:
+    """Queries (H_q, M, D) over the suffix alone, in causal order."""
+    count, length = queries.shape[1], suffix.shape[1]
+    stop = np.arange(length - count, length) + 1
+    start = np.zeros_like(stop) if window is None else np.maximum(stop - window, 0)
+    return suffix.attend(queries, head_map, np.stack([start, stop], axis=1))
+
+
+def prefix_spans(prefix: Resident, queries: Floats, window: int | None) -> Spans:
+    """What queries without a suffix see of the prefix: (M, 2)."""
+    rows = prefix.shape[1]
+    start = 0 if window is None else max(0, rows - window)
+    return np.tile(np.array([[start, rows]]), (queries.shape[1], 1))
+
+
+def spans_before(prefix: Resident, suffix: Resident, queries: Floats, window: int | None) -> Spans:
+    """What the queries of a suffix see of the prefix: (M, 2)."""
+    spans = prefix_spans(prefix, queries, None)
+    if window is not None:
+        rows, length, count = prefix.shape[1], suffix.shape[1], queries.shape[1]
+        position = rows + np.arange(length - count, length)
+        spans[:, 0] = np.clip(position - window + 1, 0, rows)
+    return spans
+
+
+def merge(first: Partial, second: Partial) -> Partial:
+    """Attention over the rows of both, which have none in common: each output weighs the
+    exponential of its LSE (online softmax, arXiv:1805.02867)."""
+    top: Floats = np.maximum(first.lse, second.lse)
+    top[np.isneginf(top)] = 0  # neither saw a row
+    weights = np.exp(first.lse - top), np.exp(second.lse - top)
+    total: Floats = weights[0] + weights[1]
+    with np.errstate(divide="ignore"):
+        lse = np.log(total) + top
+    total[total == 0] = 1
+    shares = [(weight / total)[..., None] for weight in weights]
+    return Partial(first.out * shares[0] + second.out * shares[1], lse)
