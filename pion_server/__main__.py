@@ -70,7 +70,18 @@ def parser() -> argparse.ArgumentParser:
         type=int,
         metavar="N",
         help="worker processes behind the port, each with its share of all limits; worker I also "
-        f"listens on port + {OWN_PORTS} + I (1)",
+        f"listens on port + {OWN_PORTS} + 2 * I (1)",
+    )
+    top.add_argument(
+        "--no-fast-lane",
+        action="store_true",
+        help="speak RESP only; else the binary lane is on the port behind each other",
+    )
+    top.add_argument(
+        "--unixsocket",
+        type=Path,
+        metavar="PATH",
+        help="also listen there, for this user's processes alone; worker I on PATH.I too (off)",
     )
     for word, what in ACCEPTED.items():
         top.add_argument(

@@ -25,7 +25,8 @@ from pion_server import DEFAULT_PORT
 DEFAULT_TENANT = "default"
 # Longer than any password; a guess that is longer is wrong without being looked at.
 MAX_SECRET = 1024
-# Worker i of several also listens on port + OWN_PORTS + i; what is between is left for other lanes.
+# Worker i of several also listens on port + OWN_PORTS + 2 * i. The binary lane of a port is on the
+# next one.
 OWN_PORTS = 10
 FORM = "a tenant is name:secret[:quota], the quota a size such as 512mb"
 
@@ -73,6 +74,8 @@ class Config(BaseModel):
 
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(DEFAULT_PORT, ge=0, le=65535, description="TCP port; 0 takes a free one")
+    no_fast_lane: bool = Field(False, description="only RESP; no binary lane on the next port")
+    unixsocket: Path | None = Field(None, description="Unix socket, for the server's user alone")
     # Each has its own share of the memory and its own log: far fewer than this are of use.
     workers: int = Field(1, ge=1, le=64, description="worker processes behind the port")
     requirepass: Secret | None = Field(None, description="password of the tenant `default`")
@@ -158,10 +161,8 @@ class Config(BaseModel):
 
     @model_validator(mode="after")
     def _refuse_ports_beyond_the_last(self) -> Config:
-        if (
-            self.workers > 1
-            and max(self.port + OWN_PORTS, self.metrics_port or 0) + self.workers > 65536
-        ):
+        last = self.port + OWN_PORTS + 2 * self.workers - 1
+        if self.workers > 1 and max(last, (self.metrics_port or 0) + self.workers - 1) > 65535:
             raise ValueError("the ports of the workers would lie beyond 65535; see --workers")
         return self
 

@@ -53,10 +53,13 @@ class Directory(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A worker: where it listens beside the port that all share; `pid` 0: it was never there."""
+    """A worker: where it listens beside the port that all share; `pid` 0: it was never there.
+    `fast_port` 0 and `unixsocket` empty: there is none."""
 
     worker: int
     port: int
+    fast_port: int
+    unixsocket: str
     pid: int
     up: bool
 

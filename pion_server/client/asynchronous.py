@@ -199,7 +199,7 @@ class Link(asyncio.BufferedProtocol):
 
     def __init__(self, place: Place) -> None:
         self._place = place
-        self._conversation: Conversation[InFlight] = Conversation()
+        self._conversation: Conversation[InFlight] = Conversation(place.lane)
         self._turn = asyncio.Lock()
         self._sending: InFlight | None = None
         self._writable = asyncio.Event()

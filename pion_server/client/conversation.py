@@ -15,9 +15,9 @@ from typing import Any, Generic, TypeVar
 from pion_server.client.calls import Call, Worker, hello, select
 from pion_server.client.url import Endpoint
 from pion_server.errors import Elsewhere, PionError, ProtocolError
-from pion_server.wire.encode import encode_request
+from pion_server.wire.lanes import Lane
 from pion_server.wire.limits import Limits
-from pion_server.wire.replies import Incomplete, ReplyDecoder
+from pion_server.wire.replies import Incomplete
 from pion_server.wire.values import Payload, Reply
 
 CLOSED = "this client is closed"
@@ -56,13 +56,16 @@ E = TypeVar("E", bound=Exchange)
 class Conversation(Generic[E]):
     """One connection's exchanges in flight."""
 
-    def __init__(self) -> None:
-        self._decoder = ReplyDecoder(Limits())
+    def __init__(self, lane: Lane) -> None:
+        self._lane = lane
+        self._decoder = lane.replies(Limits())
         self.waiting: deque[E] = deque()
 
     def begin(self, exchange: E) -> list[Payload]:
         """What to send for an exchange of at least one call, whole and after everything before."""
-        payloads = [part for call in exchange.calls for part in encode_request(call.args)]
+        payloads = [
+            part for call in exchange.calls for part in self._lane.encode_request(call.args)
+        ]
         self.waiting.append(exchange)
         if len(self.waiting) == 1:
             self._expect()
@@ -136,9 +139,8 @@ def redirected(replies: Sequence[Reply]) -> dict[int, list[int]]:
 
 
 def endpoint_of(worker: int, workers: Sequence[Worker], server: Endpoint) -> Endpoint:
-    """How to reach a worker of `server`: the host is the same, for that name is the one that leads
-    there from here, and that certificates are for. Raises PionError where there is none such."""
+    """How to reach a worker of `server`. Raises PionError where there is none such."""
     for each in workers:
         if each.worker == worker:
-            return replace(server, place=server.place.beside(each.port))
+            return replace(server, place=server.place.of(each))
     raise PionError(f"{server.place} names worker {worker}, but has no such worker")

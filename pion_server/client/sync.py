@@ -179,7 +179,7 @@ class Link:
     def __init__(self, sock: socket.socket, place: Place) -> None:
         self._socket = sock
         self._place = place
-        self._conversation: Conversation[Exchange] = Conversation()
+        self._conversation: Conversation[Exchange] = Conversation(place.lane)
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
         self._open = True

@@ -28,6 +28,7 @@ class Server:
     started: float = field(default_factory=time.time)
     run_id: str = ""
     port: int = 0
+    fast_port: int = 0  # of the binary lane; 0: there is none
 
 
 @dataclass(frozen=True, slots=True)

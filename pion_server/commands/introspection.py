@@ -38,6 +38,7 @@ def _server(ctx: Context) -> Fields:
         "process_id": os.getpid(),
         "run_id": ctx.server.run_id,
         "tcp_port": ctx.server.port,
+        "fast_port": ctx.server.fast_port,
         "uptime_in_seconds": uptime,
         "uptime_in_days": uptime // 86400,
     }

@@ -16,17 +16,28 @@ from pion_server.wire.values import Payload, Reply
     arity=1,
     group="PION",
     syntax="PION.WORKERS",
-    reply="an array of maps: worker, host, port, pid (0 where it was never up), up",
+    reply="an array of maps: worker, host, port, pid (0 where it was never up), up, fast_port, "
+    "unixsocket",
 )
 def workers(ctx: Context, raw: list[Payload]) -> Reply:
     """The worker processes in the order of their numbers. `port` leads to that one alone; the port
     of the server leads to any. `host` is the one of this connection where the server listens on
-    every address. A server without -w is worker 0."""
+    every address. A server without -w is worker 0. `fast_port` (0: none) is that of the binary
+    lane, `unixsocket` (empty: none) a path on the server's machine."""
     server = ctx.server
-    alone = [Member(0, server.port, os.getpid(), up=True)]
+    path = str(server.config.unixsocket or "")
+    alone = [Member(0, server.port, server.fast_port, path, os.getpid(), up=True)]
     host = reachable(server.config.host, ctx.client.local_address)
     return [
-        {"worker": each.worker, "host": host, "port": each.port, "pid": each.pid, "up": each.up}
+        {
+            "worker": each.worker,
+            "host": host,
+            "port": each.port,
+            "pid": each.pid,
+            "up": each.up,
+            "fast_port": each.fast_port,
+            "unixsocket": each.unixsocket,
+        }
         for each in (server.team.members() if server.team else alone)
     ]
 

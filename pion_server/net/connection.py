@@ -19,8 +19,8 @@ from pion_server.errors import PionError, ProtocolError
 from pion_server.net.lobby import Lobby
 from pion_server.net.outbox import PIECE, Outbox, Slot
 from pion_server.tenants import Client, Tenant, dismiss
+from pion_server.wire.lanes import Lane
 from pion_server.wire.limits import BEFORE_AUTH, Limits
-from pion_server.wire.requests import RequestDecoder
 from pion_server.wire.values import Payload, Reply
 
 log = logging.getLogger(__name__)
@@ -45,6 +45,7 @@ class Connection(asyncio.BufferedProtocol):
         executor: Executor,
         lobby: Lobby,
         connections: set[Connection],
+        lane: Lane,
     ) -> None:
         self._dispatcher = dispatcher
         self._server = dispatcher.server
@@ -58,19 +59,21 @@ class Connection(asyncio.BufferedProtocol):
         self._reading = True
         self._ended = False  # no further request is taken
         self._stalled: asyncio.TimerHandle | None = None
-        self.decoder = RequestDecoder(BEFORE_AUTH)
+        self._lane = lane
+        self.decoder = lane.requests(BEFORE_AUTH)
 
     # -- the transport's calls ---------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports have the interface, but not the base class.
         self._transport = transport = cast(asyncio.Transport, transport)
+        local = transport.get_extra_info("sockname")
         self._client = Client(
-            address=address(transport.get_extra_info("peername")),
-            local_address=address(transport.get_extra_info("sockname")),
+            address=address(transport.get_extra_info("peername") or local),
+            local_address=address(local),
         )
         transport.set_write_buffer_limits(high=PIECE)
-        self._outbox = Outbox(transport)
+        self._outbox = Outbox(transport, self._lane.encode_reply)
         self._connections.add(self)
         self._lobby.enter(self)
         self._enter()
@@ -250,8 +253,9 @@ class Connection(asyncio.BufferedProtocol):
 
 
 def address(name: Any) -> str:
-    """`host:port` of a socket name, IPv6 in brackets as Redis shows it."""
+    """`host:port` of a socket name, IPv6 in brackets as Redis shows it; of a Unix socket
+    `path:0`."""
     if not isinstance(name, tuple):
-        return str(name or "")
+        return f"{name}:0"
     host, port = name[:2]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -14,39 +14,16 @@ import ssl
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pion_server.errors import PionError
 from pion_server.net.lobby import Lobby
 from pion_server.wire.tcp import tcp_options
 
 log = logging.getLogger(__name__)
 
-BACKLOG = 511  # Redis' figure
 HANDSHAKE_SECONDS = 10.0
 # How long a peer may take to close its side of a TLS connection once ours is closed.
 CLOSING_SECONDS = 5.0
 # After a failed accept, most likely for want of a file descriptor: not at once again.
 PAUSE_SECONDS = 0.1
-
-
-def listen(host: str, port: int) -> list[socket.socket]:
-    """A listening socket for each address of `host`; with port 0 on one free port for all. Raises
-    PionError, naming address and cause."""
-    try:
-        return _listen(host, port)
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise PionError(f"cannot listen on {host}:{port}: {reason}") from error
-
-
-def _listen(host: str, port: int) -> list[socket.socket]:
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    listeners: list[socket.socket] = []
-    for family, sockaddr in dict.fromkeys((each[0], each[4]) for each in found):
-        taken = listeners[0].getsockname()[1] if listeners else port
-        address: Any = (sockaddr[0], taken, *sockaddr[2:])
-        listeners.append(socket.create_server(address, family=family, backlog=BACKLOG))
-        listeners[-1].setblocking(False)
-    return listeners
 
 
 class Arrival:

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from pion_server.wire.encode import encode_reply
 from pion_server.wire.limits import BY_REFERENCE
 from pion_server.wire.values import Payload, Reply, Stream
 
@@ -46,8 +45,11 @@ def payload_bytes(reply: Reply) -> int:
 class Outbox:
     """An ordered queue of replies in front of one transport."""
 
-    def __init__(self, transport: asyncio.Transport) -> None:
+    def __init__(
+        self, transport: asyncio.Transport, encode: Callable[[Reply, int], Iterator[Payload]]
+    ) -> None:
         self._transport = transport
+        self._encode = encode
         self._slots: deque[Slot] = deque()
         self._unsent: memoryview | None = None  # rest of a piece larger than PIECE
         self.writable = True  # the transport's pause_writing / resume_writing
@@ -65,7 +67,7 @@ class Outbox:
 
     def fill(self, slot: Slot, reply: Reply, proto: int) -> None:
         """The reply that belongs there, in RESP2 or RESP3. Flush afterwards."""
-        slot.pieces, slot.owed = encode_reply(reply, proto), payload_bytes(reply)
+        slot.pieces, slot.owed = self._encode(reply, proto), payload_bytes(reply)
         self.owed += slot.owed
 
     def flush(self) -> bool:

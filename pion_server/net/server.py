@@ -20,13 +20,15 @@ from pion_server.commands.keys import sweep
 from pion_server.config import Config, is_loopback
 from pion_server.errors import PionError
 from pion_server.net.connection import Connection
-from pion_server.net.door import Door, listen
+from pion_server.net.door import Door
+from pion_server.net.listening import Entrance, entrances
 from pion_server.net.lobby import ROOM, Lobby
 from pion_server.net.memory import reuse_freed_blocks
 from pion_server.net.tls import server_context
 from pion_server.net.watching import Watch
 from pion_server.team import Team
 from pion_server.tenants import Tenant, Tenants
+from pion_server.wire.lanes import FAST, RESP, Lane
 
 log = logging.getLogger(__name__)
 
@@ -51,10 +53,9 @@ class PionServer:
         self._executor = ThreadPoolExecutor(max_workers=2, thread_name_prefix="pion-convert")
         self._connections: set[Connection] = set()
 
-    async def start(self, listeners: Sequence[socket.socket] | None = None) -> None:
-        """Recover what was kept, and let clients in: through `listeners`, or those of the
-        configuration. Raises PionError, naming address or folder and cause, where that is not
-        possible."""
+    async def start(self, entrance: Entrance) -> None:
+        """Recover what was kept, and let clients in. Raises PionError, naming folder and cause,
+        where that is not possible."""
         reuse_freed_blocks()
         config, loop = self.state.config, asyncio.get_running_loop()
         for tenant in self.state.tenants:
@@ -62,9 +63,10 @@ class PionServer:
                 folder = config.data_dir / tenant.name
                 tenant.remember(folder, config.wal_fsync, loop.call_soon_threadsafe)
             tenant.join()
-        listeners = listeners or listen(config.host, config.port)
-        self.state.port = listeners[0].getsockname()[1]
-        self.open_door(listeners, self.state, self._tls)
+        self.state.port, self.state.fast_port = entrance.port, entrance.fast_port
+        self.open_door(entrance.resp, self.state, tls=self._tls)
+        self.open_door(entrance.fast, self.state, FAST, self._tls)
+        self.open_door(entrance.unix, self.state)
         self._sweeper = asyncio.create_task(self._keep_house())
         if config.metrics_port is not None:
             port = await self._watch.listen(config.metrics_port)
@@ -73,13 +75,17 @@ class PionServer:
             log.warning("passwords and prefixes travel in the clear: no --tls-cert is given")
 
     def open_door(
-        self, listeners: Sequence[socket.socket], state: Server, tls: ssl.SSLContext | None = None
+        self,
+        listeners: Sequence[socket.socket],
+        state: Server,
+        lane: Lane = RESP,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         """Let clients in here too. `state` is what they get to see."""
         dispatcher = Dispatcher(state)
 
         def make() -> Connection:
-            return Connection(dispatcher, self._executor, self._lobby, self._connections)
+            return Connection(dispatcher, self._executor, self._lobby, self._connections, lane)
 
         self._doors.append(Door(listeners, self._lobby, tls, make))
         self._doors[-1].open()
@@ -167,10 +173,21 @@ async def serve(config: Config) -> None:
     """Run a server until SIGTERM or SIGINT."""
     server = PionServer(within_open_files(config))
     stopping = stop_signal()
-    await server.start()
-    log.info("pion-server listening on %s:%d", config.host, server.state.port)
-    await stopping.wait()
-    await server.stop()
+    with entrances(config, [(config.port, config.unixsocket)]) as (entrance,):
+        await server.start(entrance)
+        log_entrance(config, entrance)
+        await stopping.wait()
+        await server.stop()
+
+
+def log_entrance(config: Config, entrance: Entrance) -> None:
+    """Say where clients come in, and that they may."""
+    if entrance.fast_port:
+        log.info("binary lane on port %d", entrance.fast_port)
+    if entrance.path is not None:
+        log.info("Unix socket %s", entrance.path)
+    workers = f", {config.workers} workers" if config.workers > 1 else ""
+    log.info("pion-server listening on %s:%d%s", config.host, entrance.port, workers)
 
 
 def stop_signal() -> asyncio.Event:

@@ -32,16 +32,17 @@ def encode_reply(reply: Reply, proto: int) -> Iterator[Payload]:
     Raises PionError for a memoryview that is not contiguous. Raises RuntimeError for a Stream that
     yields more or less than it declared: the frame is broken then, and the connection must close.
     """
-    return _joined(_reply_parts(reply, proto))
+    return joined(_reply_parts(reply, proto))
 
 
 def encode_request(arguments: Sequence[Argument]) -> list[Payload]:
     """The pieces of a request. Numbers go as decimal text, memoryviews of any format as their
     bytes; raises PionError for one that is not C-contiguous."""
-    return list(_joined(_request_parts(arguments)))
+    return list(joined(_request_parts(arguments)))
 
 
-def _joined(parts: Iterable[Payload]) -> Iterator[Payload]:
+def joined(parts: Iterable[Payload]) -> Iterator[Payload]:
+    """The same bytes, with small parts put together."""
     small: list[Payload] = []
     size = 0
     for part in parts:
@@ -63,7 +64,7 @@ def _joined(parts: Iterable[Payload]) -> Iterator[Payload]:
 def _request_parts(arguments: Sequence[Argument]) -> Iterator[Payload]:
     yield b"*%d\r\n" % len(arguments)
     for argument in arguments:
-        yield from _bulk(_decimal(argument) if isinstance(argument, int | float) else argument)
+        yield from _bulk(payload_of(argument))
 
 
 def _reply_parts(reply: Reply, proto: int) -> Iterator[Payload]:
@@ -81,13 +82,13 @@ def _reply_parts(reply: Reply, proto: int) -> Iterator[Payload]:
         case PionError():
             yield f"-{reply.wire()}\r\n".encode(errors="backslashreplace")
         case bytes() | memoryview() | str():
-            yield from _bulk(reply)
+            yield from _bulk(payload_of(reply))
         case Stream():
             yield from _stream(reply)
         case Mapping():
             yield b"%%%d\r\n" % len(reply) if proto == 3 else b"*%d\r\n" % (2 * len(reply))
             for key, value in reply.items():
-                yield from _bulk(key)
+                yield from _bulk(key.encode())
                 yield from _reply_parts(value, proto)
         case Sequence():
             yield b"*%d\r\n" % len(reply)
@@ -102,15 +103,20 @@ def _decimal(number: int | float) -> bytes:
     return b"%d" % number if isinstance(number, int) else float.__repr__(number).encode()
 
 
-def _bulk(value: bytes | memoryview | str) -> Iterator[Payload]:
-    payload: Payload
+def payload_of(value: Argument) -> Payload:
+    """What an argument is on the wire. Raises PionError for a memoryview with gaps."""
     match value:
-        case str():
-            payload = value.encode()
+        case bytes():
+            return value
         case memoryview():
-            payload = as_bytes(value)
+            return as_bytes(value)
+        case str():
+            return value.encode()
         case _:
-            payload = value
+            return _decimal(value)
+
+
+def _bulk(payload: Payload) -> Iterator[Payload]:
     yield b"$%d\r\n" % len(payload)
     yield payload
     yield b"\r\n"
@@ -118,6 +124,12 @@ def _bulk(value: bytes | memoryview | str) -> Iterator[Payload]:
 
 def _stream(stream: Stream) -> Iterator[Payload]:
     yield b"$%d\r\n" % stream.nbytes
+    yield from pieces_of(stream)
+    yield b"\r\n"
+
+
+def pieces_of(stream: Stream) -> Iterator[Payload]:
+    """Its bytes, as they are made. Raises RuntimeError where they are not as many as declared."""
     left = stream.nbytes
     for piece in stream.pieces:
         part = as_bytes(piece)
@@ -128,7 +140,6 @@ def _stream(stream: Stream) -> Iterator[Payload]:
     if left:
         wrong = "more" if left < 0 else f"{left} bytes less"
         raise RuntimeError(f"a stream of {stream.nbytes} bytes yielded {wrong} than it declared")
-    yield b"\r\n"
 
 
 def as_bytes(view: memoryview) -> memoryview:

@@ -17,6 +17,7 @@ import contextlib
 import mmap
 import re
 import sys
+from typing import ClassVar
 
 import numpy as np
 
@@ -100,6 +101,7 @@ class Receiver:
         "_scratch",
         "_window",
     )
+    TRAILER: ClassVar[bytes] = CRLF  # behind every bulk
 
     def __init__(self) -> None:
         # A mapping, not a bytearray, since its slices are bytes: one object an argument, not two.
@@ -159,6 +161,14 @@ class Receiver:
         self._scanned = stop - 1  # the last byte may be the first half of a terminator
         return None
 
+    def _take_exactly(self, nbytes: int) -> bytes | None:
+        """The next `nbytes` (at most MAX_LINE), or None until they are there."""
+        at = self._at
+        if at + nbytes > self._end:
+            return None
+        self._at = at + nbytes
+        return self._scratch[at : at + nbytes]
+
     def _expect_bulk(self, nbytes: int, into: memoryview | None = None) -> None:
         """A header announced `nbytes`: get ready for them, in `into` if that is given."""
         self._nbytes = nbytes
@@ -179,15 +189,16 @@ class Receiver:
         if large is not None and not large.complete:
             return None
         end = self._at if large is not None else self._at + self._nbytes
-        if end + 2 > self._end:
+        behind = end + len(self.TRAILER)
+        if behind > self._end:
             return None
-        if self._scratch[end : end + 2] != CRLF:
+        if self._scratch[end:behind] != self.TRAILER:
             raise ProtocolError("expected CRLF after a bulk")
         payload = self._scratch[self._at : end] if large is None else large.payload
         if self._into is not None and large is None:
             self._into[:] = payload
             payload = self._into
-        self._at = end + 2
+        self._at = behind
         self._nbytes = NO_BULK
         self._into = self._large = None
         return payload

@@ -12,9 +12,9 @@ inside an array. Push frames go to `pushes`; attributes are skipped.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import Enum, auto
-from typing import Any, Final, TypeAlias
+from typing import Any, ClassVar, Final, TypeAlias
 
 from pion_server.errors import PionError, ProtocolError, from_wire
 from pion_server.wire.limits import MAX_DEPTH, Limits
@@ -25,10 +25,12 @@ from pion_server.wire.values import Payload, Reply, Status
 class Incomplete(Enum):
     """Not a reply: None is one."""
 
-    INCOMPLETE = auto()
+    INCOMPLETE = auto()  # more bytes are needed
+    OPEN = auto()  # a header was taken, and what it announces is still to come
 
 
 INCOMPLETE: Final = Incomplete.INCOMPLETE
+OPEN: Final = Incomplete.OPEN
 
 # (index of the bulk string within its reply, nbytes) -> a writable memoryview of format "B" and
 # exactly `nbytes` to receive it into, or None to let the decoder find memory. Every `$` string
@@ -53,9 +55,14 @@ class _Frame:
 
 
 class ReplyDecoder(Receiver):
-    """One connection's replies, in order."""
+    """One connection's replies, in order. What is between the values is RESP here."""
 
-    __slots__ = ("_blob", "_bulks", "_frames", "_sink", "limits", "pushes")
+    __slots__ = ("_bulks", "_frames", "_kind", "_sink", "limits", "pushes")
+    STRINGS: ClassVar[Mapping[bytes, Callable[[Payload], Reply]]] = {
+        b"$": lambda payload: payload,
+        b"!": lambda payload: from_wire(text_of(payload)),
+        b"=": lambda payload: _verbatim(payload),
+    }
 
     def __init__(self, limits: Limits) -> None:
         super().__init__()
@@ -63,7 +70,7 @@ class ReplyDecoder(Receiver):
         self.pushes: list[list[Any]] = []
         self._sink: Sink | None = None
         self._bulks = 0  # bulk strings of this reply so far
-        self._blob = b""  # the type of the string being received
+        self._kind = b""  # of the string being received
         self._frames: list[_Frame] = []
 
     def expect(self, sink: Sink) -> None:
@@ -86,41 +93,43 @@ class ReplyDecoder(Receiver):
 
     def _reply(self) -> Reply | Incomplete:
         while True:
-            value: Reply | Incomplete
-            if self._nbytes != NO_BULK:
-                payload = self._take_bulk()
-                if payload is None:
-                    return INCOMPLETE
-                value = _BLOBS[self._blob](payload)
-            else:
-                line = self._take_line(CRLF, "too long a line in a reply")
-                if line is None:
-                    return INCOMPLETE
-                value = self._begin(line[:1], line[1:])
+            value = self._take_string() if self._nbytes != NO_BULK else self._take_header()
+            if value is INCOMPLETE:
+                return value
             reply = self._settle(value)
-            if reply is not INCOMPLETE:
+            if reply is not OPEN:
                 self._sink, self._bulks = None, 0
                 return reply
 
-    def _begin(self, kind: bytes, text: bytes) -> Reply | Incomplete:
-        """The value of a one-line reply; of a longer one, INCOMPLETE with its header taken in."""
+    def _take_string(self) -> Reply | Incomplete:
+        payload = self._take_bulk()
+        return INCOMPLETE if payload is None else self.STRINGS[self._kind](payload)
+
+    def _take_header(self) -> Reply | Incomplete:
+        """The value of a one-line reply; of a longer one, OPEN with its header taken in."""
+        line = self._take_line(CRLF, "too long a line in a reply")
+        if line is None:
+            return INCOMPLETE
+        kind, text = line[:1], line[1:]
         if kind in _SCALARS:
             return _SCALARS[kind](text)
-        if kind in _BLOBS:
-            return self._begin_blob(kind, text)
-        if kind in _ITEMS_PER_ENTRY:
-            return self._begin_aggregate(kind, text)
-        raise ProtocolError(f"unknown reply type {kind!r}")
-
-    def _begin_blob(self, kind: bytes, text: bytes) -> Reply | Incomplete:
-        if kind == b"$" and text == b"-1":
+        if text == b"-1" and kind in _MAY_BE_NULL:
             return None
-        nbytes = integer(text)
-        if nbytes is None or not 0 <= nbytes <= self.limits.max_bulk:
-            raise ProtocolError("invalid bulk length")
-        self._blob = kind
-        self._expect_bulk(nbytes, self._ask_sink(nbytes) if kind == b"$" else None)
-        return INCOMPLETE
+        number = integer(text)
+        return self._begin(kind, -1 if number is None else number)
+
+    def _begin(self, kind: bytes, number: int) -> Incomplete:
+        """Get ready for a string of `number` bytes, or for so many items."""
+        if kind in self.STRINGS:
+            if not 0 <= number <= self.limits.max_bulk:
+                raise ProtocolError("invalid bulk length")
+            self._kind = kind
+            self._expect_bulk(number, self._ask_sink(number) if kind == b"$" else None)
+        elif kind in _ITEMS_PER_ENTRY:
+            self._begin_aggregate(kind, number)
+        else:
+            raise ProtocolError(f"unknown reply type {kind!r}")
+        return OPEN
 
     def _ask_sink(self, nbytes: int) -> memoryview | None:
         frames = self._frames
@@ -133,29 +142,25 @@ class ReplyDecoder(Receiver):
             _check_fit(index, nbytes, into)
         return into
 
-    def _begin_aggregate(self, kind: bytes, text: bytes) -> Reply | Incomplete:
-        if kind == b"*" and text == b"-1":
-            return None
-        count = integer(text)
-        if count is None or not 0 <= count <= self.limits.max_args:
+    def _begin_aggregate(self, kind: bytes, count: int) -> None:
+        if not 0 <= count <= self.limits.max_args:
             raise ProtocolError("invalid multibulk length")
         if len(self._frames) == MAX_DEPTH:
             raise ProtocolError(f"a reply nested deeper than {MAX_DEPTH}")
         if kind == b">" and self._frames:
             raise ProtocolError("a push frame inside a reply")
         self._frames.append(_Frame(kind, count * _ITEMS_PER_ENTRY[kind]))
-        return INCOMPLETE
 
     def _settle(self, value: Reply | Incomplete) -> Reply | Incomplete:
         """Put a value where it belongs and close what it completes; the reply, if that is all."""
         if self._nbytes != NO_BULK:
-            return INCOMPLETE
+            return OPEN
         while self._frames:
             frame = self._frames[-1]
-            if value is not INCOMPLETE:
+            if value is not OPEN:
                 frame.items.append(value)
             if len(frame.items) < frame.count:
-                return INCOMPLETE
+                return OPEN
             self._frames.pop()
             value = self._closed(frame)
         return value
@@ -164,7 +169,7 @@ class ReplyDecoder(Receiver):
         if frame.kind == b">":
             self.pushes.append(frame.items)
         if frame.kind in _NO_PART:
-            return INCOMPLETE
+            return OPEN
         return _mapping(frame.items) if frame.kind == b"%" else frame.items
 
 
@@ -195,7 +200,8 @@ def _key(key: Any) -> Any:
         return bytes(key)
 
 
-def _text(payload: Payload) -> str:
+def text_of(payload: Payload) -> str:
+    """What a person reads; bytes that are no UTF-8 are replaced."""
     return bytes(payload).decode("utf-8", "replace")
 
 
@@ -236,18 +242,14 @@ def _verbatim(payload: Payload) -> Payload:
 
 
 _SCALARS: dict[bytes, Callable[[bytes], Reply]] = {
-    b"+": lambda text: Status(_text(text)),
-    b"-": lambda text: from_wire(_text(text)),
+    b"+": lambda text: Status(text_of(text)),
+    b"-": lambda text: from_wire(text_of(text)),
     b":": _integer,
     b",": _double,
     b"#": _boolean,
     b"(": _big_number,
     b"_": _null,
 }
-_BLOBS: dict[bytes, Callable[[Payload], Reply]] = {
-    b"$": lambda payload: payload,
-    b"!": lambda payload: from_wire(_text(payload)),
-    b"=": _verbatim,
-}
+_MAY_BE_NULL = (b"$", b"*")
 _ITEMS_PER_ENTRY = {b"*": 1, b"~": 1, b">": 1, b"%": 2, b"|": 2}
 _NO_PART = (b">", b"|")  # push frames and attributes come along with a reply

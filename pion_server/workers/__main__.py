@@ -11,11 +11,13 @@ import logging
 import shutil
 import socket
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 
 import uvloop
 
 from pion_server.errors import PionError
+from pion_server.net.listening import Entrance
 from pion_server.net.server import PionServer, log_to_stderr, stop_signal, within_open_files
 from pion_server.workers.crew import Crew
 from pion_server.workers.handover import Handover, share_of
@@ -30,17 +32,21 @@ async def work(given: Handover) -> None:
     stopping = stop_signal()
     crew = Crew(given)
     server = PionServer(within_open_files(share_of(given.config, given.index)), crew)
-    await server.start([socket.socket(fileno=fd) for fd in given.listeners])
+    resp, fast, unix = map(_sockets, (given.resp, given.fast, given.unix))
+    await server.start(Entrance(resp, fast, unix))
     if given.inner_listener is not None:
-        listener = socket.socket(fileno=given.inner_listener)
         inside = replace(server.state, tenants=Insiders(server.state.tenants))
-        server.open_door([listener], inside)
+        server.open_door(_sockets([given.inner_listener]), inside)
     _stop_without_supervisor(given, stopping)
     sys.stdout.buffer.write(READY)
     sys.stdout.buffer.flush()
     await stopping.wait()
     await server.stop()
     await crew.close()
+
+
+def _sockets(descriptors: Sequence[int]) -> list[socket.socket]:
+    return [socket.socket(fileno=fd) for fd in descriptors]
 
 
 def _stop_without_supervisor(given: Handover, stopping: asyncio.Event) -> None:

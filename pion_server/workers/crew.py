@@ -30,8 +30,8 @@ class Crew:
     def members(self) -> list[Member]:
         """Team.members."""
         return [
-            Member(worker, port, *self._shared.seated(worker))
-            for worker, port in enumerate(self._given.own_ports)
+            Member(worker, own.port, own.fast_port, own.unixsocket, *self._shared.seated(worker))
+            for worker, own in enumerate(self._given.own)
         ]
 
     def directory(self, tenant: str) -> Directory:

@@ -15,6 +15,16 @@ from pydantic import BaseModel, ByteSize, ConfigDict, SecretStr
 from pion_server.config import DEFAULT_TENANT, OWN_PORTS, Config, TenantOptions
 
 
+class Own(BaseModel):
+    """Where one worker alone is reached; team.Member says what is what."""
+
+    model_config = ConfigDict(frozen=True)
+
+    port: int
+    fast_port: int
+    unixsocket: str
+
+
 class Handover(BaseModel):
     """How a worker is to run. `config` is that of the whole server."""
 
@@ -22,9 +32,11 @@ class Handover(BaseModel):
 
     index: int
     config: Config
-    listeners: tuple[int, ...]  # descriptors: the port of all, then the worker's own
-    port: int
-    own_ports: tuple[int, ...]
+    # Descriptors by what is spoken there: of the server's entrance, then the worker's own.
+    resp: tuple[int, ...]
+    fast: tuple[int, ...]
+    unix: tuple[int, ...]
+    own: tuple[Own, ...]  # those of all workers
     memory: int  # descriptor of the mapping (shared.py)
     key: str  # of the digests of names, in hex
     inner: Path  # Unix socket of worker 0, for the others
@@ -43,7 +55,7 @@ class Handover(BaseModel):
     def descriptors(self) -> tuple[int, ...]:
         """Those that the worker inherits."""
         inner = () if self.inner_listener is None else (self.inner_listener,)
-        return *self.listeners, self.memory, *inner
+        return *self.resp, *self.fast, *self.unix, self.memory, *inner
 
 
 def _plain(value: object) -> str:
@@ -62,9 +74,13 @@ def tenant_names(config: Config) -> list[str]:
     return [tenant.name for tenant in config.everyone] or [DEFAULT_TENANT]
 
 
-def own_port(config: Config, worker: int) -> int:
-    """The port that leads to one worker alone; 0: a free one."""
-    return config.port and config.port + OWN_PORTS + worker
+def own_place(config: Config, worker: int) -> tuple[int, Path | None]:
+    """The port and the Unix socket that lead to one worker alone; port 0: a free one."""
+    path = config.unixsocket
+    return (
+        config.port and config.port + OWN_PORTS + 2 * worker,
+        path and path.with_name(f"{path.name}.{worker}"),
+    )
 
 
 def share_of(config: Config, worker: int) -> Config:

@@ -9,15 +9,13 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from socket import AF_UNIX
 
 from pion_server.client import AsyncClient, Call, ConnectionFailed, DeadlineExceeded
-from pion_server.client.url import Address, Endpoint
+from pion_server.client.url import Endpoint, Unix
 from pion_server.errors import PionError
 from pion_server.tenants import Tenant, Tenants
-from pion_server.wire.tcp import Option
 from pion_server.wire.values import Payload, Reply
 
 # As long as LMCache waits for a remote call; worker 0 is back from a crash in a fraction of that
@@ -25,33 +23,11 @@ from pion_server.wire.values import Payload, Reply
 SECONDS = 10.0
 
 
-@dataclass(frozen=True, slots=True)
-class UnixSocket:
-    """A place (client/url.py) in the file system."""
-
-    path: Path
-    tls: None = None
-    host: str = ""
-
-    def socket_options(self, address: Address) -> list[Option]:
-        return []
-
-    def resolve(self) -> list[Address]:
-        return [Address(AF_UNIX, str(self.path))]
-
-    def beside(self, port: int) -> UnixSocket:
-        """There are no ports here."""
-        return self
-
-    def __str__(self) -> str:
-        return "worker 0"
-
-
 class Relay:
     """The connections of one worker to worker 0."""
 
     def __init__(self, path: Path) -> None:
-        self._place = UnixSocket(path)
+        self._place = Unix(str(path))
         self._links: dict[tuple[str, int], AsyncClient] = {}
 
     def ask(

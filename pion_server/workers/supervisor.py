@@ -19,18 +19,19 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pion_server
 from pion_server.config import Config
 from pion_server.errors import PionError
-from pion_server.net.door import BACKLOG, listen
-from pion_server.net.server import stop_signal
+from pion_server.net.listening import Entrance, entrances, listen_unix
+from pion_server.net.server import log_entrance, stop_signal
 from pion_server.workers.folders import prepare_folder
-from pion_server.workers.handover import Handover, own_port, tenant_names
+from pion_server.workers.handover import Handover, Own, own_place, tenant_names
 from pion_server.workers.shared import Shared
 
 log = logging.getLogger(__name__)
@@ -47,19 +48,14 @@ async def supervise(config: Config) -> None:
     """Run the workers until SIGTERM or SIGINT. Raises PionError where they cannot start."""
     stop = asyncio.create_task(stop_signal().wait())
     prepare_folder(config)
-    with outfitted(config) as (shared, given):
+    with outfitted(config) as (entrance, shared, given):
         workers = [Worker(each, shared) for each in given]
         keepers = [asyncio.create_task(worker.keep()) for worker in workers]
         ready = asyncio.create_task(_all_of(worker.ready for worker in workers))
         try:
             await _first_of(stop, ready, *keepers)
             if ready.done():
-                log.info(
-                    "pion-server listening on %s:%d, %d workers",
-                    config.host,
-                    given[0].port,
-                    config.workers,
-                )
+                log_entrance(config, entrance)
                 await _first_of(stop, *keepers)
         finally:
             ready.cancel()
@@ -152,29 +148,32 @@ def _environment() -> dict[str, str]:
 
 
 @contextmanager
-def outfitted(config: Config) -> Iterator[tuple[Shared, list[Handover]]]:
-    """What the workers share, and what each of them is given. Raises PionError."""
+def outfitted(config: Config) -> Iterator[tuple[Entrance, Shared, list[Handover]]]:
+    """The entrance that all workers share, what else they do, and what each of them is given.
+    Raises PionError."""
     count = config.workers
+    places = [(config.port, config.unixsocket), *(own_place(config, each) for each in range(count))]
     with ExitStack() as stack:
-        door = _listening(stack, config.host, config.port)
-        own = [_listening(stack, config.host, own_port(config, each)) for each in range(count)]
+        door, *own = stack.enter_context(entrances(config, places))
         try:
             shared = Shared.create(count, len(tenant_names(config)))
             folder = tempfile.mkdtemp(prefix="pion-")  # nobody else may look into it
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
-            inner = stack.enter_context(_inner_listener(Path(folder) / "worker-0"))
+            inner = stack.enter_context(listen_unix(Path(folder) / "worker-0"))
         except OSError as error:
             raise PionError(f"cannot make what workers share: {error}") from error
         key = secrets.token_hex(16)
         yield (
+            door,
             shared,
             [
                 Handover(
                     index=index,
                     config=config,
-                    port=_port(door),
-                    listeners=tuple(each.fileno() for each in (*door, *own[index])),
-                    own_ports=tuple(map(_port, own)),
+                    resp=_descriptors(door.resp, own[index].resp),
+                    fast=_descriptors(door.fast, own[index].fast),
+                    unix=_descriptors(door.unix, own[index].unix),
+                    own=tuple(_own(each) for each in own),
                     memory=shared.fd,
                     key=key,
                     inner=Path(inner.getsockname()),
@@ -185,22 +184,10 @@ def outfitted(config: Config) -> Iterator[tuple[Shared, list[Handover]]]:
         )
 
 
-def _listening(stack: ExitStack, host: str, port: int) -> list[socket.socket]:
-    listeners = listen(host, port)
-    for listener in listeners:
-        stack.enter_context(listener)
-    return listeners
+def _descriptors(*listeners: Sequence[socket.socket]) -> tuple[int, ...]:
+    return tuple(each.fileno() for each in chain(*listeners))
 
 
-def _port(listeners: list[socket.socket]) -> int:
-    port: int = listeners[0].getsockname()[1]
-    return port
-
-
-def _inner_listener(path: Path) -> socket.socket:
-    """Where worker 0 hears from the others."""
-    listener = socket.socket(socket.AF_UNIX)
-    listener.setblocking(False)
-    listener.bind(str(path))
-    listener.listen(BACKLOG)
-    return listener
+def _own(entrance: Entrance) -> Own:
+    path = str(entrance.path or "")
+    return Own(port=entrance.port, fast_port=entrance.fast_port, unixsocket=path)

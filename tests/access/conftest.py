@@ -17,6 +17,7 @@ import trustme
 import uvloop
 
 from pion_server.config import Config
+from pion_server.net.listening import Entrance, listen
 from pion_server.net.server import PionServer
 
 SECONDS = 60.0
@@ -257,7 +258,7 @@ class Inside:
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
         self.server = PionServer(Config(port=0, **options))
-        self.on_loop(self.server.start())
+        self.on_loop(self.server.start(Entrance(listen("127.0.0.1", 0))))
 
     @property
     def port(self) -> int:

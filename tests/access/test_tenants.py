@@ -18,7 +18,7 @@ from pion_server.commands.registry import SUBCOMMANDS, TABLE
 # What differs between two servers, or two moments, that have nothing to do with tenants.
 MOMENTS = re.compile(
     rb"(addr=|age=|idle=|uptime_in_seconds:|uptime_in_days:|uptime_seconds:|uptime_seconds\r\n:"
-    rb"|process_id:|run_id:|tcp_port:|port\r\n\$\d+\r\n|port\r\n:|pid\r\n:)[^ \r]*"
+    rb"|process_id:|run_id:|tcp_port:|fast_port:|port\r\n\$\d+\r\n|port\r\n:|pid\r\n:)[^ \r]*"
 )
 TIMES = {"TTL", "PTTL"}
 

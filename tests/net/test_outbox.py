@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from pion_server.net import outbox
 from pion_server.net.outbox import Outbox
+from pion_server.wire.encode import encode_reply
 
 SMALL, TURN, PIECE = 16, 1024, 4096
 
@@ -31,7 +32,7 @@ class Transport:
 
     def __init__(self, room: int = 1 << 40) -> None:
         self.room = room
-        self.outbox = Outbox(cast(Any, self))
+        self.outbox = Outbox(cast(Any, self), encode_reply)
         self.written: list[bytes | memoryview] = []
 
     def write(self, data: bytes | memoryview) -> None:

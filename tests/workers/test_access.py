@@ -25,7 +25,7 @@ from pion_server.client import (
 )
 from pion_server.config import OWN_PORTS, Config, TenantOptions
 from pion_server.tenants import limits_of
-from pion_server.workers.handover import Handover, share_of
+from pion_server.workers.handover import Handover, Own, share_of
 
 from .conftest import ROWS, SECONDS, holds_prefix, store_prefix
 
@@ -164,8 +164,9 @@ def test_what_is_limited_stays_so(config: Config) -> None:
 
 @given(configs())
 def test_a_worker_is_given_the_whole_configuration(config: Config) -> None:
+    own = Own(port=1, fast_port=2, unixsocket="")
     given_ = Handover(
-        index=1, config=config, listeners=(3, 4), own_ports=(1, 2), port=5, memory=6,
+        index=1, config=config, resp=(3, 4), fast=(), unix=(5,), own=(own, own), memory=6,
         key="00", inner=Path("/x/y"),
     )  # fmt: skip
     line = given_.pack()

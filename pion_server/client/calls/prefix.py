@@ -46,13 +46,16 @@ class BlockTable(NamedTuple):
 
 
 class Worker(NamedTuple):
-    """A process of the server; `port` leads to that one alone."""
+    """A process of the server; `port`, `fast_port` (of the binary lane; 0: there is none) and
+    `unixsocket` (empty: there is none) lead to that one alone."""
 
     worker: int
     host: str
     port: int
     pid: int
     up: bool
+    fast_port: int
+    unixsocket: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,4 +279,6 @@ def _worker(fields: Mapping[str, Any]) -> Worker:
         port=integer(fields["port"]),
         pid=integer(fields["pid"]),
         up=bool(fields["up"]),
+        fast_port=integer(fields["fast_port"]),
+        unixsocket=text(fields["unixsocket"]),
     )
