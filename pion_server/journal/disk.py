@@ -19,9 +19,12 @@ from typing import TypeAlias
 
 Buffer: TypeAlias = bytes | memoryview
 
-# What Linux and macOS take in one writev: buffers, and (macOS refuses more) bytes.
+# What Linux and macOS take in one writev.
 MAX_BUFFERS = 1024
-MAX_BYTES = 1 << 30
+# Bytes of one writev (macOS refuses 2 GB). The kernel starts on them while the next are written.
+MAX_BYTES = 4 << 20
+# A writev of so much is followed by a release(), which takes about a tenth of its time.
+RELEASED_FROM = 1 << 20
 # Smaller buffers that lie side by side are joined first: a copy is cheaper than an entry of writev.
 SMALL = 16 * 1024
 
@@ -94,6 +97,18 @@ class Disk:
         else:
             os.fdatasync(fd)
 
+    def release(self, fd: int) -> None:
+        """Let the kernel start to write what it has of the file, and take back the memory of what
+        it has written, or what was read of it: nobody needs that soon. A hint: it cannot fail, and
+        changes nothing about what is safe.
+
+        A log that only grows takes new pages all the time, and where a virtual machine has to ask
+        for them they cost up to ten times the copy into them.
+        """
+        if sys.platform == "linux":
+            with suppress(OSError):
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
     def sync_folder(self, path: Path) -> None:
         """The names in the folder outlive a power cut."""
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -118,6 +133,8 @@ def write_all(disk: Disk, fd: int, buffers: Sequence[Buffer]) -> int:
     total = sum(buffer.nbytes for buffer in pending)
     while pending:
         taken = disk.writev(fd, _one_call(pending))
+        if taken >= RELEASED_FROM:
+            disk.release(fd)
         while pending and taken >= pending[0].nbytes:
             taken -= pending.popleft().nbytes
         if taken:

@@ -30,6 +30,8 @@ from pion_server.journal.records import payload_lengths
 
 # Read at once where records are small, or where the next one has to be searched for.
 WINDOW = 1 << 20
+# What was read is given back to the kernel in steps: beside it the state needs as much again.
+RELEASE_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +181,7 @@ class _Raw(io.RawIOBase):
         self._disk = disk
         self._fd = disk.open(path)
         self.size = disk.size(self._fd)
-        self._at = 0
+        self._at = self._unreleased = 0
 
     def readable(self) -> bool:
         return True
@@ -197,6 +199,10 @@ class _Raw(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         count = self._disk.read(self._fd, memoryview(buffer), self._at)
         self._at += count
+        self._unreleased += count
+        if self._unreleased >= RELEASE_BYTES:
+            self._disk.release(self._fd)
+            self._unreleased = 0
         return count
 
     def close(self) -> None:

@@ -166,8 +166,10 @@ def _write_file(
             size += write_all(disk, fd, piece)
             if size - synced >= SYNC_BYTES:
                 disk.sync(fd)
+                disk.release(fd)
                 synced = size
         disk.sync(fd)
+        disk.release(fd)
     finally:
         disk.close(fd)
     return size

@@ -167,6 +167,24 @@ def test_every_byte_is_written_once_and_in_order(
     assert disk.content("f") == b"".join(buffers)
 
 
+def test_large_writes_give_their_pages_back_and_small_ones_do_not(tmp_path: Path) -> None:
+    class Counting(Disk):
+        released = 0
+
+        def release(self, fd: int) -> None:
+            super().release(fd)
+            self.released += 1
+
+    disk = Counting()
+    fd = disk.create(tmp_path / "f")
+    write_all(disk, fd, [b"small"] * 1000)
+    assert disk.released == 0
+    large = os.urandom(2 * disk_module.MAX_BYTES)
+    write_all(disk, fd, [large])
+    assert disk.released == 2
+    assert (tmp_path / "f").read_bytes() == b"small" * 1000 + large
+
+
 def test_more_buffers_than_one_call_takes(tmp_path: Path) -> None:
     buffers = [bytes([i % 256]) * (SMALL + 1) for i in range(disk_module.MAX_BUFFERS + 10)]
     disk = Disk()

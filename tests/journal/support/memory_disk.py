@@ -180,6 +180,9 @@ class MemoryDisk(Disk):
     def sync(self, fd: int) -> None:
         self.open_files[fd].synced = bytes(self.open_files[fd].data)
 
+    def release(self, fd: int) -> None:
+        pass
+
     @operation
     def sync_folder(self, path: Path) -> None:
         elsewhere = {p: inode for p, inode in self.synced_names.items() if p.parent != path}
