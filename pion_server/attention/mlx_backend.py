@@ -19,6 +19,7 @@ os.environ.setdefault("MLX_ENABLE_TF32", "0")
 import mlx.core as mx
 
 from pion_server.attention.base import Floats, Heads, Partial, Rows, Spans
+from pion_server.attention.groups import Groups
 
 TILE_VALUES = 1 << 25  # values of K widened at a time: 128 MB in fp32
 TILE_SCORES = 1 << 25  # scores held at a time
@@ -45,22 +46,11 @@ class MlxResident:
         return self._keys.nbytes + self._values.nbytes
 
     def attend(self, queries: Floats, head_map: Heads, spans: Spans | None = None) -> Partial:
-        heads, rows, dim = self.shape
-        count = queries.shape[1]
-        seen = np.broadcast_to([0, rows], (count, 2)) if spans is None else spans
-        place = _places(head_map)
-        members = np.zeros((heads, place.max() + 1), np.int64)
-        members[head_map, place] = np.arange(head_map.size)
-        found = _attend(
-            self._keys,
-            self._values,
-            queries[members].reshape(heads, -1, dim),
-            np.tile(seen, (members.shape[1], 1))[None],
-        )
-        return Partial(
-            found.out.reshape(*members.shape, count, dim)[head_map, place],
-            found.lse.reshape(*members.shape, count)[head_map, place],
-        )
+        groups = Groups.of(head_map, self.shape[0])
+        asked = groups.gather(queries)
+        everything = np.broadcast_to([0, self.shape[1]], (asked.shape[1], 2))
+        seen = everything if spans is None else groups.spans(spans)
+        return groups.scatter(*_attend(self._keys, self._values, asked, seen[None]))
 
     def attend_rows(self, queries: Floats, head_map: Heads, rows: Sequence[Rows]) -> Partial:
         counts = np.array([len(chosen) for chosen in rows])
@@ -98,11 +88,6 @@ def _on_device(rows: Floats, dtype: mx.Dtype) -> mx.array:
     """A copy. What is beyond the range of fp16 becomes its largest number, not infinity."""
     most = mx.finfo(dtype).max
     return mx.clip(mx.array(rows), -most, most).astype(dtype)
-
-
-def _places(head_map: Heads) -> Rows:
-    """Which of the query heads of its K/V head each query head is: 0, 1, ..."""
-    return np.array([np.count_nonzero(head_map[:i] == head) for i, head in enumerate(head_map)])
 
 
 def _block_means(head: mx.array, block: int) -> Floats:

@@ -12,15 +12,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+import numpy.typing as npt
 from threadpoolctl import threadpool_limits
 
 from pion_server.attention.base import Floats, Heads, Partial, Rows, Spans
+from pion_server.attention.groups import Groups
 from pion_server.attention.half import Halves, narrow, widen
 
 PRODUCT = 1 << 19  # multiply-adds of a tile: OpenBLAS packs the operands of larger products
 TILE_ROWS = 128  # at least: below it the call costs more than the product
 WIDENED = 1 << 16  # values widened at a time: 256 KB stay in the cache until they are used
+TOGETHER = 1 << 16  # scores of several heads computed at once: 256 KB stay in the cache
 SCORES = 1 << 21  # scores of one head held at a time: 8 MB
+HIDDEN = np.float32(-1e30)
 FEW_MEANS = 8  # rows a block from which on its means are kept: an eighth of K at most
 
 
@@ -41,33 +45,20 @@ class NumpyResident:
         return self._keys.nbytes + self._values.nbytes
 
     def attend(self, queries: Floats, head_map: Heads, spans: Spans | None = None) -> Partial:
-        heads, rows, dim = self.shape
-        everything = np.tile(np.array([[0, rows]]), (queries.shape[1], 1))
-        seen = everything if spans is None else spans
-        result = _empty(queries.shape)
-        for head in range(heads):
-            members = np.flatnonzero(head_map == head)
-            if members.size:
-                out, lse = _attend(
-                    self._keys[head],
-                    self._values[head],
-                    queries[members].reshape(-1, dim),
-                    np.tile(seen, (members.size, 1)),
-                )
-                result.out[members] = out.reshape(members.size, -1, dim)
-                result.lse[members] = lse.reshape(members.size, -1)
-        return result
+        groups = Groups.of(head_map, self.shape[0])
+        seen = None if spans is None else groups.spans(spans)
+        return groups.scatter(*_attend(self._keys, self._values, groups.gather(queries), seen))
 
     def attend_rows(self, queries: Floats, head_map: Heads, rows: Sequence[Rows]) -> Partial:
-        result = _empty(queries.shape)
+        out = np.zeros(queries.shape, np.float32)
+        lse = np.full(queries.shape[:2], -np.inf, np.float32)
         for query_head, (head, chosen) in enumerate(zip(head_map, rows, strict=True)):
-            result.out[query_head], result.lse[query_head] = _attend(
-                self._keys[head].take(chosen, axis=0),
-                self._values[head].take(chosen, axis=0),
-                queries[query_head],
-                np.array([[0, chosen.size]]),
-            )
-        return result
+            if chosen.size:
+                keys = self._keys[head].take(chosen, axis=0)
+                values = self._values[head].take(chosen, axis=0)
+                found = _attend(keys[None], values[None], queries[query_head, None], None)
+                out[query_head], lse[query_head] = found.out[0], found.lse[0]
+        return Partial(out, lse)
 
     def block_means(self, block: int) -> Floats:
         if self._means[0] == block:
@@ -106,78 +97,86 @@ def _aligned(rows: Floats) -> Floats:
     return np.require(rows, np.float32, ("C_CONTIGUOUS", "ALIGNED"))
 
 
-def _empty(shape: tuple[int, ...]) -> Partial:
-    return Partial(np.empty(shape, np.float32), np.empty(shape[:-1], np.float32))
-
-
 def _wide(rows: Floats | Halves) -> Floats:
     return widen(rows.view(np.float16)) if rows.dtype == np.float16 else rows.view(np.float32)
 
 
-def _tiles(rows: Floats | Halves, step: int) -> Iterator[tuple[slice, Floats]]:
-    """`rows` in fp32, `step` of them at a time (fewer where they must be widened)."""
+def _tiles(rows: Floats | Halves, queries: Floats) -> Iterator[tuple[slice, Floats]]:
+    """K or V (h, N, D) in fp32, as many of the N at a time as BLAS multiplies best with queries
+    (h, Q, D), and fewer where they must be widened."""
+    heads, count, dim = queries.shape
+    step = max(TILE_ROWS, PRODUCT // (count * dim))
     if rows.dtype == np.float16:
-        step = min(step, max(1, WIDENED // rows.shape[1]))
-    for start in range(0, len(rows), step):
+        step = min(step, max(1, WIDENED // (heads * dim)))
+    for start in range(0, rows.shape[1], step):
         tile = slice(start, start + step)
-        yield tile, _wide(rows[tile])
+        yield tile, _wide(rows[:, tile])
 
 
 def _attend(
-    keys: Floats | Halves, values: Floats | Halves, queries: Floats, spans: Spans
-) -> tuple[Floats, Floats]:
-    """Queries (Q, D), each with its span, over one head's rows (N, D): out (Q, D), LSE (Q,)."""
-    out, lse = _empty(queries.shape)
-    scaled = queries * np.float32(queries.shape[1] ** -0.5)
-    step = max(1, SCORES // max(1, len(keys)))
-    for start in range(0, len(queries), step):
-        tile = slice(start, start + step)
-        first, last = int(spans[tile, 0].min()), int(spans[tile, 1].max())
-        if first >= last:
-            out[tile], lse[tile] = 0, -np.inf
-            continue
-        scores = _scores(keys[first:last], scaled[tile])
-        _hide(scores, spans[tile] - first)
-        total, lse[tile] = _exponentiate(scores)
-        out[tile] = _weighted(values[first:last], scores) / total[:, None]
-    return out, lse
+    keys: Floats | Halves, values: Floats | Halves, queries: Floats, spans: Spans | None
+) -> Partial:
+    """Queries (H, Q, D) over rows (H, N, D); query q of every head over its span, if given."""
+    heads, rows, dim = keys.shape
+    count = queries.shape[1]
+    scaled = queries * np.float32(dim**-0.5)
+    found = Partial(np.empty_like(scaled), np.empty((heads, count), np.float32))
+    several = max(1, TOGETHER // (count * rows))
+    step = max(1, SCORES // rows)
+    for start in range(0, count, step):
+        asked = slice(start, start + step)
+        first, last = (0, rows) if spans is None else _bounds(spans[asked])
+        hidden = None if spans is None else _outside(spans[asked], first, last)
+        for head in range(0, heads if first < last else 0, several):
+            some = slice(head, head + several)
+            found.out[some, asked], found.lse[some, asked] = _attend_tile(
+                keys[some, first:last], values[some, first:last], scaled[some, asked], hidden
+            )
+    if spans is not None:
+        blind = spans[:, 0] >= spans[:, 1]
+        found.out[:, blind], found.lse[:, blind] = 0, -np.inf
+    return found
+
+
+def _bounds(spans: Spans) -> tuple[int, int]:
+    """The rows that some of the queries see."""
+    return int(spans[:, 0].min()), int(spans[:, 1].max())
+
+
+def _outside(spans: Spans, first: int, last: int) -> npt.NDArray[np.bool_] | None:
+    """(Q, last - first): which of the rows [first, last) each query does not see."""
+    if (spans == [first, last]).all():
+        return None
+    row = np.arange(first, last)
+    return (row < spans[:, :1]) | (row >= spans[:, 1:])
+
+
+def _attend_tile(
+    keys: Floats | Halves,
+    values: Floats | Halves,
+    queries: Floats,
+    hidden: npt.NDArray[np.bool_] | None,
+) -> Partial:
+    """As many heads and queries, scaled, as are computed at once. For a query from which all rows
+    are hidden, anything."""
+    scores = _scores(keys, queries)
+    if hidden is not None:
+        scores[:, hidden] = HIDDEN
+    top = scores.max(axis=-1, keepdims=True)
+    scores -= top
+    np.exp(scores, out=scores)
+    total = scores.sum(axis=-1, keepdims=True)
+    out = np.zeros_like(queries)
+    for tile, block in _tiles(values, queries):
+        out += np.matmul(scores[:, :, tile], block)
+    out /= total
+    return Partial(out, (top + np.log(total))[:, :, 0])
 
 
 def _scores(keys: Floats | Halves, queries: Floats) -> Floats:
-    """(Q, N). K times the queries, each tile turned over: BLAS packs K for the other order."""
-    count, dim = queries.shape
-    scores = np.empty((count, len(keys)), np.float32)
-    columns = np.ascontiguousarray(queries.T)
-    for tile, block in _tiles(keys, max(TILE_ROWS, PRODUCT // (count * dim))):
-        scores[:, tile] = np.matmul(block, columns).T
+    """(h, Q, N). K times the queries, each tile turned over: BLAS packs K for the other order."""
+    scores = np.empty((*queries.shape[:2], keys.shape[1]), np.float32)
+    columns = np.ascontiguousarray(queries.swapaxes(1, 2))
+    for tile, block in _tiles(keys, queries):
+        scores[:, :, tile] = np.matmul(block, columns).swapaxes(1, 2)
     return scores
-
-
-def _hide(scores: Floats, spans: Spans) -> None:
-    """-inf where a query does not see a row. Most calls hide nothing, and do nothing."""
-    count = scores.shape[1]
-    if spans[:, 0].any() or (spans[:, 1] != count).any():
-        row = np.arange(count)
-        scores[(row < spans[:, :1]) | (row >= spans[:, 1:])] = -np.inf
-
-
-def _exponentiate(scores: Floats) -> tuple[Floats, Floats]:
-    """Scores become weights in place, to be divided by the totals (Q,); and the LSE (Q,). A query
-    that sees nothing has weights of 0, to be divided by 1."""
-    top = scores.max(axis=1)
-    top[np.isneginf(top)] = 0
-    scores -= top[:, None]
-    np.exp(scores, out=scores)
-    total: Floats = scores.sum(axis=1)
-    with np.errstate(divide="ignore"):
-        lse = np.log(total) + top
-    total[total == 0] = 1
-    return total, lse
-
-
-def _weighted(values: Floats | Halves, weights: Floats) -> Floats:
-    """Weights (Q, N) times V (N, D)."""
-    out = np.zeros((len(weights), values.shape[1]), np.float32)
-    for tile, block in _tiles(values, len(values)):
-        out += np.matmul(weights[:, tile], block)
-    return out
