@@ -52,9 +52,9 @@ def plugin(url: str, **options: Any) -> dict[str, Any]:
     return {"remote_storage_plugins": ["pion"], "extra_config": extra}
 
 
-def stock(url: str) -> dict[str, Any]:
+def stock(url: str, **extra: Any) -> dict[str, Any]:
     """The configuration that names a client of LMCache's own."""
-    return {"remote_url": url, "extra_config": {"save_chunk_meta": False}}
+    return {"remote_url": url, "extra_config": {"save_chunk_meta": False, **extra}}
 
 
 def metadata(dtype: torch.dtype = torch.bfloat16, model: str = "a/model") -> LMCacheMetadata:
