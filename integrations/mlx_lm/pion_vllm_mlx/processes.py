@@ -21,12 +21,13 @@ class StartError(Exception):
 
 @contextmanager
 def child(*arguments: str, stdout: int | None = None) -> Iterator[subprocess.Popen[str]]:
-    """`python -m <arguments>`, ended when the block is left.
+    """`python -m <arguments>`, ended when the block is left, or this process is killed.
 
     In a process group of its own: Ctrl-C reaches this process only, and it ends the child.
     """
+    command = [sys.executable, "-m", "pion_vllm_mlx.leash", *arguments]
     process = subprocess.Popen(
-        [sys.executable, "-m", *arguments], stdout=stdout, text=True, process_group=0
+        command, stdin=subprocess.PIPE, stdout=stdout, text=True, process_group=0
     )
     try:
         yield process

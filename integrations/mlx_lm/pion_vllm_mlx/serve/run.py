@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -12,6 +13,10 @@ from typing import Any
 from pion_vllm_mlx.blas import load_fast_blas
 from pion_vllm_mlx.processes import StartError, pion_server
 from pion_vllm_mlx.serve.options import Options, parse
+
+# The generation thread, already joined, is still dropping what mlx compiled for it. It needs the
+# interpreter for that, and aborts the process where that is gone.
+LAST_BREATH_S = 0.2
 
 
 def serve(arguments: list[str]) -> int:
@@ -64,3 +69,4 @@ def _run(url: str, timeout: float, arguments: list[str]) -> None:
         module.main()
     finally:
         backing.close()
+        time.sleep(LAST_BREATH_S)
