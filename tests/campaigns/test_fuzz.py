@@ -171,8 +171,10 @@ def fuzz_client(lane: Lane, count: int) -> None:
         while liar.is_alive():
             try:
                 client.execute(PING)
-            except PionError as error:
-                assert not isinstance(error, DeadlineExceeded), "it waited for what never comes"
+            except DeadlineExceeded:
+                raise  # it waited for what never comes
+            except PionError:
+                pass
     assert liar.told == count
 
 
