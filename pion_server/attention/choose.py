@@ -4,25 +4,29 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
+from threadpoolctl import threadpool_limits
+
 from pion_server.attention.base import AttentionBackend
 from pion_server.attention.numpy_backend import NumpyBackend
-from pion_server.errors import PionError
 
 
 def choose(name: str, *, fp16: bool = False) -> AttentionBackend:
     """`numpy`, `mlx`, or `auto`: MLX where it has a GPU, numpy where it has not (it is faster on a
-    CPU). `fp16` keeps K/V in half the memory. PionError: mlx asked for and not installed."""
-    mlx_is_here = find_spec("mlx") is not None
-    if name == "mlx" and not mlx_is_here:
-        raise PionError("--attention mlx needs the package mlx: pip install 'pion-kv[mlx]'")
-    if name == "mlx" or (name == "auto" and mlx_is_here and _mlx_has_a_gpu()):
+    CPU). `fp16` keeps K/V in half the memory. ImportError: mlx asked for and not installed.
+
+    With numpy, BLAS has one thread in this process from now on: its threads wait for work by
+    spinning, and a server has other work for its cores."""
+    if name == "mlx" or (name == "auto" and _mlx_has_a_gpu()):
         from pion_server.attention.mlx_backend import MlxBackend
 
         return MlxBackend(fp16)
+    threadpool_limits(limits=1, user_api="blas")
     return NumpyBackend(fp16)
 
 
 def _mlx_has_a_gpu() -> bool:
+    if find_spec("mlx") is None:
+        return False
     try:
         import mlx.core as mx
     except ImportError:  # installed for another machine, or without its native part

@@ -15,9 +15,8 @@ from pion_server.attention.base import Floats, Heads, Partial, Resident, Spans
 
 def dense(prefix: Resident, queries: Floats, head_map: Heads, window: int | None = None) -> Partial:
     """Queries (H_q, M, D) over the prefix."""
-    if window is None:
-        return prefix.attend(queries, head_map)
-    return prefix.attend(queries, head_map, prefix_spans(prefix, queries, window))
+    seen = None if window is None else prefix_spans(prefix, queries, window)
+    return prefix.attend(queries, head_map, seen)
 
 
 def fused(
@@ -28,7 +27,7 @@ def fused(
     window: int | None = None,
 ) -> Partial:
     """Queries (H_q, M, D), M <= S, over the prefix and, in causal order, the suffix."""
-    seen = None if window is None else spans_before(prefix, suffix, queries, window)
+    seen = None if window is None else prefix_spans(prefix, queries, window, suffix)
     return merge(
         prefix.attend(queries, head_map, seen),
         attend_suffix(suffix, queries, head_map, window),
@@ -38,28 +37,25 @@ def fused(
 def attend_suffix(
     suffix: Resident, queries: Floats, head_map: Heads, window: int | None = None
 ) -> Partial:
-    """Queries (H_q, M, D) over the suffix alone, in causal order."""
-    count, length = queries.shape[1], suffix.shape[1]
-    stop = np.arange(length - count, length) + 1
+    """Queries (H_q, M, D), M <= S, over the suffix alone, in causal order."""
+    rows = suffix.shape[1]
+    stop = np.arange(rows - queries.shape[1], rows) + 1
     start = np.zeros_like(stop) if window is None else np.maximum(stop - window, 0)
     return suffix.attend(queries, head_map, np.stack([start, stop], axis=1))
 
 
-def prefix_spans(prefix: Resident, queries: Floats, window: int | None) -> Spans:
-    """What queries without a suffix see of the prefix: (M, 2)."""
-    rows = prefix.shape[1]
-    start = 0 if window is None else max(0, rows - window)
-    return np.tile(np.array([[start, rows]]), (queries.shape[1], 1))
-
-
-def spans_before(prefix: Resident, suffix: Resident, queries: Floats, window: int | None) -> Spans:
-    """What the queries of a suffix see of the prefix: (M, 2)."""
-    spans = prefix_spans(prefix, queries, None)
+def prefix_spans(
+    prefix: Resident, queries: Floats, window: int | None, suffix: Resident | None = None
+) -> Spans:
+    """What each query sees of the prefix: (M, 2)."""
+    rows, count = prefix.shape[1], queries.shape[1]
+    position = np.full(count, rows - 1)
+    if suffix is not None:
+        position = rows + suffix.shape[1] - count + np.arange(count)
+    start = np.zeros(count, np.int64)
     if window is not None:
-        rows, length, count = prefix.shape[1], suffix.shape[1], queries.shape[1]
-        position = rows + np.arange(length - count, length)
-        spans[:, 0] = np.clip(position - window + 1, 0, rows)
-    return spans
+        start = np.clip(position - window + 1, 0, rows)
+    return np.stack([start, np.full(count, rows)], axis=1)
 
 
 def merge(first: Partial, second: Partial) -> Partial:

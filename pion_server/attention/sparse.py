@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from pion_server.attention.base import Floats, Heads, Partial, Resident, Rows, Spans
-from pion_server.attention.merge import attend_suffix, merge, prefix_spans, spans_before
+from pion_server.attention.merge import attend_suffix, merge, prefix_spans
 
 
 def over_rows(
@@ -53,7 +53,7 @@ def over_blocks_fused(
 ) -> Partial:
     """Queries (H_q, M, D), each over its best `count` blocks of the prefix and, in causal order,
     over the suffix."""
-    spans = spans_before(prefix, suffix, queries, window)
+    spans = prefix_spans(prefix, queries, window, suffix)
     return merge(
         _over_best(prefix, queries, head_map, block, count, spans),
         attend_suffix(suffix, queries, head_map, window),
@@ -84,6 +84,8 @@ def _best_rows(means: Floats, query: Floats, block: int, count: int, start: int,
     highest with the query (D,)."""
     first = start // block
     scores = means[first : -(-stop // block)] @ query
-    best = np.sort(np.argsort(-scores, kind="stable")[:count]) + first
-    rows = (best[:, None] * block + np.arange(block)).ravel()
+    best = np.arange(scores.size)
+    if count < scores.size:
+        best = np.sort(np.argpartition(scores, -count)[-count:])
+    rows = ((first + best)[:, None] * block + np.arange(block)).ravel()
     return rows[(rows >= start) & (rows < stop)]
