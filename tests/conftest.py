@@ -11,6 +11,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -40,6 +41,16 @@ class ServerProcess:
     @property
     def url(self) -> str:
         return f"pion://{self.host}:{self.port}"
+
+    @property
+    def urls(self) -> dict[str, str]:
+        """Every way in, by its name: that of `url`, and those that the log tells of."""
+        log = self.log.read_text()
+        port = re.search(r"binary lane on port (\d+)", log)
+        path = re.search(r"Unix socket (\S+)", log)
+        fast = {"fast": f"pion+fast://{self.host}:{port[1]}"} if port else {}
+        unix = {"unix": f"pion+unix://{path[1]}"} if path else {}
+        return {"resp": self.url, **fast, **unix}
 
     def stop(self) -> None:
         """SIGTERM, and wait; raises subprocess.TimeoutExpired if it does not end."""
@@ -113,10 +124,12 @@ Launcher = Callable[..., ServerProcess]
 
 @pytest.fixture(scope="session")
 def pion_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """One pion-server for the whole run, with the options' defaults."""
-    server = launch_pion(tmp_path_factory.mktemp("pion") / "log")
-    yield server
-    finish_pion(server)
+    """One pion-server for the whole run, with the options' defaults, and a Unix socket."""
+    with tempfile.TemporaryDirectory(prefix="pion-") as folder:  # pytest's paths are too long
+        path = f"{folder}/socket"
+        server = launch_pion(tmp_path_factory.mktemp("pion") / "log", "--unixsocket", path)
+        yield server
+        finish_pion(server)
 
 
 @pytest.fixture(scope="session")

@@ -66,6 +66,12 @@ LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
 Connect = Callable[..., Client | OnLoop]
 
 
+@pytest.fixture(params=["resp", "fast", "unix"])
+def url(request: pytest.FixtureRequest, pion_server: Any) -> str:
+    """A real server, by every way in."""
+    return str(pion_server.urls[request.param])
+
+
 @pytest.fixture(params=["blocking", *LOOPS])
 def kind(request: pytest.FixtureRequest) -> str:
     """Which client."""

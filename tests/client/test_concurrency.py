@@ -31,9 +31,9 @@ def echoes(peer: Any) -> None:
             peer.send(b"$%d\r\n%b\r\n" % (len(request[1]), request[1]))
 
 
-async def test_a_thousand_calls_at_once_keep_their_replies(pion_server: Any) -> None:
+async def test_a_thousand_calls_at_once_keep_their_replies(url: str) -> None:
     messages = [b"%d:" % number + bytes(random.randrange(40_000)) for number in range(1000)]
-    async with AsyncClient(pion_server.url, timeout=60) as client:
+    async with AsyncClient(url, timeout=60) as client:
         assert await asyncio.gather(*map(client.echo, messages)) == messages
 
 
@@ -88,10 +88,10 @@ async def test_a_deadline_of_one_call_does_not_shift_the_others(fake: Any) -> No
     assert others == [b"%d" % number for number in range(20)]
 
 
-async def test_calls_at_once_land_in_their_own_buffers(pion_server: Any) -> None:
+async def test_calls_at_once_land_in_their_own_buffers(url: str) -> None:
     values = {f"at-once-{n}": bytes([n]) * (n * 997) for n in range(1, 100)}
     buffers = {key: np.zeros(len(value), np.uint8) for key, value in values.items()}
-    async with AsyncClient(pion_server.url) as client:
+    async with AsyncClient(url) as client:
         await client.mset(values)
         await asyncio.gather(*(client.get(key, into=buffers[key]) for key in values))
         await client.delete(*values)
@@ -122,9 +122,9 @@ async def test_a_call_is_repeated_once_even_if_the_next_connection_serves_others
     assert server.accepted == 3
 
 
-async def test_calls_that_are_cancelled_at_random(pion_server: Any) -> None:
+async def test_calls_that_are_cancelled_at_random(url: str) -> None:
     rng = random.Random(11)
-    async with AsyncClient(pion_server.url, timeout=30) as client:
+    async with AsyncClient(url, timeout=30) as client:
 
         async def one(number: int) -> None:
             message = b"%d:" % number + bytes(rng.randrange(100_000))

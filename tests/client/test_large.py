@@ -36,10 +36,8 @@ def traced() -> Iterator[None]:
     tracemalloc.stop()
 
 
-def test_no_copy_on_the_way_out_or_in(
-    connect: Any, pion_server: Any, payload: Any, traced: None
-) -> None:
-    client, into = connect(pion_server.url), np.zeros_like(payload)
+def test_no_copy_on_the_way_out_or_in(connect: Any, url: str, payload: Any, traced: None) -> None:
+    client, into = connect(url), np.zeros_like(payload)
     client.ping()
     tracemalloc.reset_peak()
     before = tracemalloc.get_traced_memory()[0]
@@ -52,10 +50,8 @@ def test_no_copy_on_the_way_out_or_in(
     assert peak < 4 * MB
 
 
-def test_a_recurrent_state_of_64_mb(
-    connect: Any, pion_server: Any, payload: Any, traced: None
-) -> None:
-    client, into = connect(pion_server.url), np.zeros_like(payload)
+def test_a_recurrent_state_of_64_mb(connect: Any, url: str, payload: Any, traced: None) -> None:
+    client, into = connect(url), np.zeros_like(payload)
     client.ping()
     tracemalloc.reset_peak()
     before = tracemalloc.get_traced_memory()[0]
@@ -69,11 +65,11 @@ def test_a_recurrent_state_of_64_mb(
     assert peak < 4 * MB
 
 
-def test_a_prefix_larger_than_any_buffer(connect: Any, pion_server: Any) -> None:
+def test_a_prefix_larger_than_any_buffer(connect: Any, url: str) -> None:
     layers, tokens, dim = 4, 4096, 1024
     rows = np.random.default_rng(5).integers(0, 2**15, (layers, 2, tokens, dim), np.uint16)
     into = np.zeros_like(rows)
-    client = connect(pion_server.url)
+    client = connect(url)
     client.prefix_register("large", dim, "fp16", layers=layers, tokens=tokens)
     client.prefix_store("large", 0, tokens, [(k, v) for k, v in rows], fmt="NATIVE")
 
@@ -86,8 +82,8 @@ def test_a_prefix_larger_than_any_buffer(connect: Any, pion_server: Any) -> None
     assert all(np.shares_memory(np.asarray(v), into) for pair in fetched.rows for v in pair)
 
 
-def test_nothing_is_held_once_a_call_is_over(connect: Any, pion_server: Any) -> None:
-    client = connect(pion_server.url)
+def test_nothing_is_held_once_a_call_is_over(connect: Any, url: str) -> None:
+    client = connect(url)
     payload, into = np.ones(MB, np.uint8), np.zeros(MB, np.uint8)
     client.set("held", payload)
     client.get("held", into=into)

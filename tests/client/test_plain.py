@@ -15,10 +15,11 @@ from pion_server.client.calls.base import integer
 CLIENT_ID = Call(("CLIENT", "ID"), integer)
 
 
-@pytest.fixture(params=["pion_server", "redis_server"])
+@pytest.fixture(params=["pion_server", "pion_server fast", "redis_server"])
 def url(request: pytest.FixtureRequest) -> str:
     """Db 9 of a real server."""
-    return f"{request.getfixturevalue(request.param).url}/9"
+    server, _, lane = request.param.partition(" ")
+    return f"{request.getfixturevalue(server).urls[lane or 'resp']}/9"
 
 
 @pytest.fixture

@@ -21,8 +21,8 @@ Pairs = list[tuple[npt.NDArray[Any], npt.NDArray[Any]]]
 
 
 @pytest.fixture
-def client(connect: Any, pion_server: Any) -> Any:
-    return connect(pion_server.url)
+def client(connect: Any, url: str) -> Any:
+    return connect(url)
 
 
 @pytest.fixture

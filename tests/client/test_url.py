@@ -9,7 +9,8 @@ import ssl
 import pytest
 
 from pion_server.client import AsyncClient, Client, PionError
-from pion_server.client.url import Endpoint, Tcp, parse_url
+from pion_server.client.url import Endpoint, Tcp, Unix, parse_url
+from pion_server.wire.lanes import FAST
 
 GOOD = {
     "pion://": Endpoint(Tcp("127.0.0.1", 1974)),
@@ -24,6 +25,10 @@ GOOD = {
     "pion://[fe80::1%25eth0]:7": Endpoint(Tcp("fe80::1%eth0", 7)),
     "pion://:secret@example": Endpoint(Tcp("example", 1974), password="secret"),
     "pion://ann:secret@example": Endpoint(Tcp("example", 1974), "ann", "secret"),
+    "pion+fast://h": Endpoint(Tcp("h", 1975, lane=FAST)),
+    "pion+fast://ann:secret@[::1]:7/2": Endpoint(Tcp("::1", 7, lane=FAST), "ann", "secret", 2),
+    "pion+unix:///run/pi%20on.sock": Endpoint(Unix("/run/pi on.sock")),
+    "pion+unix://ann:secret@/run/p": Endpoint(Unix("/run/p"), "ann", "secret"),
     "pion://a%40b:p%2Fw%3A%25%E2%82%AC@h:7/2": Endpoint(Tcp("h", 7), "a@b", "p/w:%\u20ac", 2),
 }
 BAD = {
@@ -55,6 +60,12 @@ BAD = {
     "pions://h?ca=ss@": "the URL names a file that is of no use: No such file",
     "pion://ann@h": "user without a password",
     "pion://ann:@h": "user without a password",
+    "pion+fast://h:0": "port must be",
+    "pion+unix://run/pion": "a path behind three slashes",
+    "pion+unix://ann:ss@h/run/p": "a path behind three slashes",
+    "pion+unix://": "a path behind three slashes",
+    "pion+unix:///run/p?ss": "no ? or #",
+    "pion+unix://ann@/run/p": "user without a password",
     "pion://[::1": "not a valid URL",
     "pion://ann:p[w@h": "not a valid URL",
 }
@@ -73,6 +84,9 @@ def test_tls_is_a_scheme_and_checks_what_it_talks_to() -> None:
         assert endpoint.place.tls.verify_mode is ssl.CERT_REQUIRED
         assert endpoint.place.tls.check_hostname
     assert parse_url("pion://h").place.tls is None
+    fast = parse_url("pions+fast://h").place
+    assert fast.tls is not None
+    assert fast.lane is FAST
 
 
 @pytest.mark.parametrize("url", BAD)
