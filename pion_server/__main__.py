@@ -23,6 +23,7 @@ from pion_server.workers.supervisor import supervise
 ACCEPTED = {
     "kvcache": "serve K/V prefixes; always on",
     "independent_workers": "workers share no data path; always so",
+    "metal_attention": "attention on the GPU where there is one; what --attention auto does",
 }
 
 
@@ -90,6 +91,7 @@ def parser() -> argparse.ArgumentParser:
     _add_access(top.add_argument_group("access"))
     _add_durability(top.add_argument_group("durability"))
     _add_budgets(top.add_argument_group("budgets"))
+    _add_attention(top.add_argument_group("attention"))
     top.add_argument(
         "--metrics-port",
         type=int,
@@ -159,6 +161,30 @@ def _add_budgets(group: argparse._ArgumentGroup) -> None:
         type=int,
         metavar="SECONDS",
         help="how long a key lives that is SET without saying (for ever)",
+    )
+
+
+def _add_attention(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--attention",
+        help="what computes ATTEND.*: numpy, mlx, or auto: MLX on a GPU, else numpy (auto)",
+    )
+    group.add_argument(
+        "--metal-attention-fp16",
+        action="store_true",
+        default=None,
+        help="keep attention state as fp16, in half the memory (fp32)",
+    )
+    group.add_argument(
+        "--attend-slots",
+        type=int,
+        metavar="N",
+        help="layers of attention state to keep, for each tenant and worker (256)",
+    )
+    group.add_argument(
+        "--attend-memory",
+        metavar="SIZE",
+        help="attention state to keep, beside --max-memory (as much as that)",
     )
 
 

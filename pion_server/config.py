@@ -6,6 +6,7 @@ Secrets are in no repr and no error message.
 from __future__ import annotations
 
 import ipaddress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -106,6 +107,22 @@ class Config(BaseModel):
         le=10**9,
         description="seconds a key lives that is SET without saying, 0 = for ever",
     )
+    attention: Literal["auto", "numpy", "mlx"] = Field(
+        "auto", description="what computes ATTEND.*: auto is MLX on a GPU, else numpy"
+    )
+    metal_attention_fp16: bool = Field(
+        False, description="keep attention state as fp16: half the memory, the precision of mlx-lm"
+    )
+    # The specification's figure: 16 layers of 16 prefixes.
+    attend_slots: int = Field(
+        256, ge=1, le=1 << 20, description="layers of attention state that a tenant keeps"
+    )
+    # It is a copy of what is stored, in fp32 often of twice the size.
+    attend_memory: ByteSize = Field(
+        ByteSize(0),
+        ge=0,
+        description="bytes of attention state to keep beside max_memory; 0: as much as that",
+    )
     data_dir: Path | None = Field(
         None, description="folder of the journal, one in it for each tenant; None: memory only"
     )
@@ -177,6 +194,12 @@ class Config(BaseModel):
                 f"the quotas of the tenants leave {left} bytes of --max-memory for the {without} "
                 "without one"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _refuse_a_backend_that_is_not_there(self) -> Config:
+        if self.attention == "mlx" and find_spec("mlx") is None:
+            raise ValueError("--attention mlx needs the package mlx: pip install 'pion-kv[mlx]'")
         return self
 
     @model_validator(mode="after")

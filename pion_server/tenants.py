@@ -1,8 +1,8 @@
 """Tenants: whose store a connection works on.
 
-A tenant is a store of its own, with counters, a memory limit, and connections. AUTH picks one, and
-a command sees nothing but that one, so there is no check that a command could forget. Without
---tenant and --requirepass there is one, `default`, and everybody is it without AUTH.
+A tenant is a store of its own, with attention state, counters, limits, and connections. AUTH picks
+one, and a command sees nothing but that one, so there is no check that a command could forget.
+Without --tenant and --requirepass there is one, `default`, and everybody is it without AUTH.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from itertools import count
 from pathlib import Path
 from typing import TypeAlias
 
+from pion_server.attention.engine import Engine
+from pion_server.attention.table import Limits, Table
 from pion_server.config import DEFAULT_TENANT, MAX_SECRET, Config
 from pion_server.errors import PionError
 from pion_server.journal.commits import Commits, Release
@@ -68,6 +70,8 @@ class Tenant:
     admission: Admission = field(default_factory=Admission, repr=False)
     seats: int = 1
     store: Store = field(default_factory=Store, repr=False)
+    attention: Table = field(default_factory=Table, repr=False)
+    engine: Engine = field(default_factory=Engine, repr=False)  # the same for all tenants
     stats: Stats = field(default_factory=Stats, repr=False)
     clients: dict[int, Client] = field(default_factory=dict, repr=False)
     journal: Journal | None = field(default=None, repr=False)  # None: memory only
@@ -117,6 +121,7 @@ class Tenant:
     def _carry_out(self, mutation: Mutation) -> int:
         # In this order and with nothing in between, so that the log leads to what is in memory.
         result = self.store.apply(mutation)
+        self.attention.note(mutation)
         if self.journal is not None:
             self.journal.append(mutation)
         if self.directory is not None:
@@ -172,16 +177,19 @@ class Tenants:
     def __init__(self, config: Config, team: Team | None = None) -> None:
         self._key = secrets.token_bytes(32)
         options, limits = config.everyone, limits_of(config)
+        self.engine = Engine(config.attention, fp16=config.metal_attention_fp16)
         self._logins = [
             (
                 self._digest(each.name.encode(), each.secret.get_secret_value().encode()),
-                _tenant(config, each.name, limit, team),
+                _tenant(config, each.name, limit, team, self.engine),
             )
             for each, limit in zip(options, limits, strict=True)
         ]
         # The tenant of everybody who comes, where there is no lock.
         self.open = (
-            None if config.locked else _tenant(config, DEFAULT_TENANT, config.max_memory, team)
+            None
+            if config.locked
+            else _tenant(config, DEFAULT_TENANT, config.max_memory, team, self.engine)
         )
 
     def __iter__(self) -> Iterator[Tenant]:
@@ -204,15 +212,23 @@ class Tenants:
         return b"".join(blake2b(word, key=self._key).digest() for word in words)
 
 
-def _tenant(config: Config, name: str, memory: int, team: Team | None) -> Tenant:
+def _tenant(config: Config, name: str, memory: int, team: Team | None, engine: Engine) -> Tenant:
     return Tenant(
         name,
         Budget(memory, config.max_sessions),
         Admission(config.admission),
+        attention=Table(_attention_limits(config, memory)),
+        engine=engine,
         seats=config.maxclients // max(1, len(config.everyone)),
         stats=Stats(team.index if team else 0),
         directory=team.directory(name) if team else None,
     )
+
+
+def _attention_limits(config: Config, memory: int) -> Limits:
+    """Of one tenant, whose store may hold `memory` bytes."""
+    share = max(1, config.attend_memory // max(1, len(config.everyone)))
+    return Limits(config.attend_slots, share if config.attend_memory else memory)
 
 
 def limits_of(config: Config) -> list[int]:

@@ -9,13 +9,15 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
+from pion_server.attention.table import namespace_of
 from pion_server.commands import load_families
 from pion_server.commands.arguments import MAX_NAME
 from pion_server.commands.context import Context, Server
 from pion_server.commands.registry import TABLE, Access, Command, Home, Job
 from pion_server.errors import Elsewhere, NoAuth, PionError
+from pion_server.team import Directory, Listing
 from pion_server.tenants import Client, Tenant
 from pion_server.wire.values import Payload, Reply
 
@@ -62,11 +64,18 @@ class Dispatcher:
         return Job(work, lambda reply: reply)
 
 
-# The arguments of a request that name a session or namespace, the command's name included.
-NAMES = {
-    Home.SESSION: slice(1, 2),
-    Home.NAMESPACE: slice(1, 2),
-    Home.NAMESPACES: slice(1, None),
+def _find_state(directory: Directory, sid: bytes) -> Listing | None:
+    return directory.find(sid) or directory.find(namespace_of(sid))
+
+
+Find: TypeAlias = Callable[[Directory, bytes], Listing | None]
+# The arguments of a request that name something, the command's name included, and who knows where
+# it is.
+NAMES: dict[Home, tuple[slice, Find]] = {
+    Home.SESSION: (slice(1, 2), lambda directory, sid: directory.find_session(sid)),
+    Home.STATE: (slice(1, 2), _find_state),
+    Home.NAMESPACE: (slice(1, 2), lambda directory, name: directory.find(name)),
+    Home.NAMESPACES: (slice(1, None), lambda directory, name: directory.find(name)),
 }
 
 
@@ -76,9 +85,9 @@ def refuse_what_lives_elsewhere(tenant: Tenant, command: Command, args: list[Pay
     directory = tenant.directory
     if directory is None or command.home not in NAMES:
         return
-    find = directory.find_session if command.home is Home.SESSION else directory.find
-    for name in args[NAMES[command.home]]:
-        listing = find(bytes(name)) if len(name) <= MAX_NAME else None
+    places, find = NAMES[command.home]
+    for name in args[places]:
+        listing = find(directory, bytes(name)) if len(name) <= MAX_NAME else None
         if listing is not None:
             raise Elsewhere(listing.worker, command.name)
 

@@ -271,8 +271,9 @@ def info(ctx: Context, raw: list[Payload]) -> Reply:
     vstore_bytes (rows held, in their stored format), wal_bytes (0 without a log), ssm_states,
     ssm_bytes; memory_used and memory_limit (what --max-memory is about; 0: no limit),
     sessions_limit, evictions (of a prefix, session or key), admission_rejections. All of them,
-    limits too, are those of one `worker`."""
-    held, budget = ctx.store, ctx.tenant.budget
+    limits too, are those of one `worker`. Attention state: sdpa_warm and sdpa_cold (layers),
+    sdpa_demotions (warm to cold, ever), sdpa_rehydrates (cold to warm, ever), sdpa_bytes."""
+    held, budget, attention = ctx.store, ctx.tenant.budget, ctx.tenant.attention
     fields = {
         "registered_prefixes": held.prefix_count,
         "total_prefix_tokens": held.prefix_tokens,
@@ -287,6 +288,11 @@ def info(ctx: Context, raw: list[Payload]) -> Reply:
         "sessions_limit": budget.sessions,
         "evictions": ctx.stats.evicted,
         "admission_rejections": ctx.stats.turned_away,
+        "sdpa_warm": attention.warm,
+        "sdpa_cold": attention.cold,
+        "sdpa_demotions": attention.demotions,
+        "sdpa_rehydrates": attention.rehydrates,
+        "sdpa_bytes": attention.nbytes,
         "worker": ctx.stats.worker,
     }
     return "".join(f"{name}:{value}\r\n" for name, value in fields.items())

@@ -30,6 +30,7 @@ GROUPS = {
     "KV.PREFIX": "Prefixes",
     "V": "Sessions of rows",
     "SSM.PREFIX": "Recurrent states",
+    "ATTEND": "Attention",
     "PION": "The receipt and the workers",
     "Strings": "Plain keys: values",
     "Keys": "Plain keys: the keyspace",

@@ -33,6 +33,7 @@ class Home(Enum):
     SESSION = auto()  # the one that holds the session which its first argument names
     NAMESPACE = auto()  # the one that holds the namespace which its first argument names
     NAMESPACES = auto()  # the one that holds all the namespaces which its arguments name
+    STATE = auto()  # the one that holds the namespace which the attention state named first is of
     FIRST = auto()  # worker 0, which has all plain keys: it is passed on
 
 
@@ -41,6 +42,7 @@ HOMES = {
     "KV.PREFIX": Home.NAMESPACE,
     "SSM.PREFIX": Home.NAMESPACE,
     "V": Home.SESSION,
+    "ATTEND": Home.STATE,
     "Strings": Home.FIRST,
     "Keys": Home.FIRST,
 }

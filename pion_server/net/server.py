@@ -105,6 +105,7 @@ class PionServer:
         for connection in list(self._connections):
             connection.abort()
         self._executor.shutdown(wait=False, cancel_futures=True)
+        self.state.tenants.engine.close()
         self._close_journals()
         log.info("pion-server stopped")
 

@@ -20,6 +20,14 @@ def sides(namespace: bytes) -> tuple[bytes, bytes]:
     return namespace + b"_pk", namespace + b"_pv"
 
 
+def name_of_session(sid: bytes) -> bytes:
+    """The namespace that the session is, or would be, a side of; else its own name."""
+    for side in sides(b""):
+        if sid.endswith(side):
+            return sid.removesuffix(side)
+    return sid
+
+
 def table_bytes(blocks: BlockTable | None) -> int:
     """What a block table counts for in the memory budget: it is kept twice, once sorted."""
     return 2 * blocks.hashes.nbytes if blocks else 0

@@ -12,13 +12,13 @@ from hashlib import blake2b
 
 from pion_server.errors import Elsewhere, OutOfMemory
 from pion_server.store.mutations import Mutation
+from pion_server.store.prefixes import name_of_session
 from pion_server.store.store import Store
 from pion_server.team import Listing
 from pion_server.workers.names import (
     MAKERS,
     drops_of,
     listing_of,
-    name_of_session,
     names_in,
     names_of,
 )

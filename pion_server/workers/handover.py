@@ -90,6 +90,7 @@ def share_of(config: Config, worker: int) -> Config:
     return config.model_copy(
         update={
             "max_memory": ByteSize(_share(config, config.max_memory)),
+            "attend_memory": ByteSize(_share(config, config.attend_memory)),
             "max_sessions": _share(config, config.max_sessions),
             "maxclients": max(tenants, config.maxclients // config.workers),
             "tenants": tuple(_tenant_share(config, each) for each in config.tenants),

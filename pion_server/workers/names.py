@@ -6,21 +6,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from pion_server.store import mutations as m
-from pion_server.store.prefixes import sides
+from pion_server.store.prefixes import name_of_session, sides
 from pion_server.store.store import Store
 from pion_server.team import Listing
 
 # What makes something under a name that may have been nobody's.
 MAKERS = (m.CreateSession, m.RegisterPrefix, m.StoreState)
-_SIDES = sides(b"")
-
-
-def name_of_session(sid: bytes) -> bytes:
-    """The namespace that the session is, or would be, a side of; else its own name."""
-    for side in _SIDES:
-        if sid.endswith(side):
-            return sid.removesuffix(side)
-    return sid
 
 
 def _of_namespace(mutation: m.RegisterPrefix | m.DropPrefix) -> set[bytes]:

@@ -31,6 +31,7 @@ class Name(bytes):
 
 Word: TypeAlias = "bytes | str | int"
 ROWS = np.arange(8, dtype="<f4").tobytes()  # 2 rows of 4 values
+ROW, ZERO, ONE = ROWS[:16], b"\0", b"\1\0\0\0"
 HASHES = bytes(range(16))
 SCHEMA = "fmt=fp16,dim=4"
 DECLARED = ["LAYERS", 1, "TOKENS", 2, "PREFILL_MS", "12.5", "FINGERPRINT", "aa"]
@@ -93,6 +94,17 @@ LIFE: list[list[Word]] = [
     ["SSM.PREFIX.DROP", SID],
     ["SSM.PREFIX.FETCH", SID, 3],
     ["KV.PREFIX.REGISTER.SCHEMA", MS, "K", 1, SCHEMA, "V", 1, SCHEMA, "PARENT", NS],
+    ["ATTEND.PREFIX.STORE", SID, 0, 1, 2, 4, ROWS, ROWS],
+    ["ATTEND.PREFIX.LOOKUP", SID, 0],
+    ["ATTEND.PREFIX.LOOKUP", NONE, 0],
+    ["ATTEND.PREFIX.QUERY", SID, 0, 1, 4, 0, ROW],
+    ["ATTEND.PREFIX.QUERY_FUSED", SID, 0, 1, 4, 1, 1, ROW, ROW, ROW, ZERO],
+    ["ATTEND.PREFIX.QUERY_SPARSE", SID, 0, 1, 4, 1, ROW, bytes(4), ONE],
+    ["ATTEND.PREFIX.QUERY_SPARSE_AUTO", SID, 0, 1, 4, 1, 1, 1, ROW, ZERO],
+    ["ATTEND.PREFIX.QUERY_SPARSE_AUTO_FUSED", SID, 0, 1, 4, 1, 1, 1, 1, ROW, ROW, ROW, ZERO],
+    ["ATTEND.QUERYBATCH", 1, 2, 4, 0, ROW, ROWS, ROWS],
+    ["KV.PREFIX.WARM", NS, 1, 4, SID],
+    ["ATTEND.PREFIX.QUERY", SID, 0, 1, 4, 0, ROW],
     ["KV.PREFIX.INFO"],
     ["KV.PREFIX.SAVE"],
     ["PION.WORKERS"],

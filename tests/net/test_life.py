@@ -4,7 +4,6 @@ status 0, whatever its clients are doing.
 
 from __future__ import annotations
 
-import resource
 import signal
 import socket
 import subprocess
@@ -131,8 +130,8 @@ def test_an_option_that_makes_no_sense(args: list[str], word: str) -> None:
 def test_help_names_every_option_and_fits_a_terminal() -> None:
     ended = run("--help")
     assert ended.returncode == 0
-    for field in set(Config.model_fields) - {"max_bulk"}:
-        assert f"--{field.replace('_', '-')} " in ended.stdout
+    named = set(re.findall(r"--(?:no-)?([a-z0-9-]+)", ended.stdout))
+    assert {field.replace("_", "-") for field in set(Config.model_fields) - {"max_bulk"}} <= named
     assert max(map(len, ended.stdout.splitlines())) <= 80
 
 
@@ -149,21 +148,3 @@ def test_a_server_that_runs_has_not_imported_mlx() -> None:
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ended.stdout.strip() == "[]"
-
-
-def test_a_thousand_idle_connections(start_pion: Any, dial: Any) -> None:
-    """Although most shells allow a process fewer files than that."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 1400
-    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))  # what the server starts with
-    try:
-        server = start_pion()
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-        wires = [dial(server.port) for _ in range(1000)]
-        for wire in wires:
-            wire.send("CLIENT", "ID")
-        assert len({wire.line() for wire in wires}) == 1000
-        server.process.terminate()
-        assert server.process.wait(PATIENCE) == 0
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

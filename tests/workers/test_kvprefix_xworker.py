@@ -17,6 +17,7 @@ from pion_server.commands.registry import TABLE, Home
 from .conftest import ROWS, holds_prefix, store_prefix
 
 BLOB = ROWS.tobytes()
+ROW = BLOB[:16]
 HASHES = bytes(range(8))
 SCHEMA = "fmt=fp32,dim=4"
 # A request for each command that goes by a name; `home` and `another` live elsewhere.
@@ -30,6 +31,16 @@ REQUESTS: dict[str, list[Any]] = {
     "KV.PREFIX.FETCH": ["home"],
     "KV.PREFIX.BLOCKS": ["home"],
     "KV.PREFIX.MEMBERSHIP": ["home", 1, HASHES],
+    "KV.PREFIX.WARM": ["home", 1, 4, "home_attn"],
+    "ATTEND.PREFIX.LOOKUP": ["home_attn", 0],
+    "ATTEND.PREFIX.QUERY": ["home_attn", 0, 1, 4, 0, ROW],
+    "ATTEND.PREFIX.QUERY_FUSED": ["home_attn", 0, 1, 4, 1, 1, ROW, ROW, ROW, b"\0"],
+    "ATTEND.PREFIX.QUERY_SPARSE": ["home_attn", 0, 1, 4, 0, ROW, b"", bytes(4)],
+    "ATTEND.PREFIX.QUERY_SPARSE_AUTO": ["home_attn", 0, 1, 4, 1, 1, 1, ROW, b"\0"],
+    "ATTEND.PREFIX.QUERY_SPARSE_AUTO_FUSED": [
+        *["home_attn", 0, 1, 4, 1, 1, 1, 1, ROW, ROW, ROW, b"\0"],
+    ],
+    "ATTEND.PREFIX.STORE": ["home", 0, 1, 2, 4, BLOB, BLOB],
     "KV.PREFIX.DROP": ["nowhere", "home"],
     "SSM.PREFIX.STORE": ["home", 0, "state"],
     "SSM.PREFIX.FETCH": ["home", 0],

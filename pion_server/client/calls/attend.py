@@ -24,6 +24,7 @@ from pion_server.wire.encode import Argument
 from pion_server.wire.values import Reply
 
 Floats: TypeAlias = npt.NDArray[np.float32]
+HeadMap: TypeAlias = "Sequence[int] | npt.NDArray[np.integer]"
 State: TypeAlias = Literal["HIT", "COLD", "MISS"]
 _STATES: dict[str, State] = {"HIT": "HIT", "COLD": "COLD", "MISS": "MISS"}
 
@@ -71,7 +72,7 @@ def attend_query_fused(
     queries: Floats,
     keys_suffix: Floats,
     values_suffix: Floats,
-    head_map: Sequence[int] | npt.NDArray[np.uint8],
+    head_map: HeadMap,
     *,
     window: int | None = None,
 ) -> Call[Floats]:
@@ -108,7 +109,7 @@ def attend_query_sparse_auto(
     sid: Name,
     layer: int,
     queries: Floats,
-    head_map: Sequence[int] | npt.NDArray[np.uint8],
+    head_map: HeadMap,
     kv_heads: int,
     *,
     block: int,
@@ -131,7 +132,7 @@ def attend_query_sparse_auto_fused(
     queries: Floats,
     keys_suffix: Floats,
     values_suffix: Floats,
-    head_map: Sequence[int] | npt.NDArray[np.uint8],
+    head_map: HeadMap,
     *,
     block: int,
     top_blocks: int,
@@ -168,7 +169,7 @@ def _floats(array: Floats) -> Buffer:
     return np.ascontiguousarray(array, "<f4")
 
 
-def _heads(head_map: Sequence[int] | npt.NDArray[np.uint8]) -> Buffer:
+def _heads(head_map: HeadMap) -> Buffer:
     return np.ascontiguousarray(head_map, np.uint8)
 
 

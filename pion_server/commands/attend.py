@@ -1,0 +1,174 @@
+"""ATTEND.PREFIX.*: attention over K/V that the server keeps; ATTEND.QUERYBATCH keeps none.
+
+What is kept, for how long, and when to use it: docs/ATTENTION.md. Sparse forms: attend_sparse.py.
+"""
+
+from __future__ import annotations
+
+from pion_server.attention.base import Floats, Heads, Partial, Resident
+from pion_server.attention.engine import Cost
+from pion_server.attention.merge import dense, fused
+from pion_server.attention.sparse import over_blocks
+from pion_server.attention.table import Item, namespace_of
+from pion_server.commands.attend_args import (
+    BLOB_ERROR,
+    GROUP,
+    MAP_ERRORS,
+    STATE_ERRORS,
+    SUFFIX_ERROR,
+    attend,
+    compute,
+    even_groups,
+    floats,
+    head_dim,
+    head_map,
+    heads,
+    queries,
+    query_heads,
+    sid_and_layer,
+    state,
+    suffix,
+    tokens,
+    window,
+)
+from pion_server.commands.context import Context
+from pion_server.commands.registry import Access, Home, Job, command
+from pion_server.wire.values import OK, Payload, Reply, Status
+
+
+@command(
+    "ATTEND.PREFIX.STORE",
+    arity=8,
+    group=GROUP,
+    access=Access.WRITE,
+    syntax="ATTEND.PREFIX.STORE <sid> <layer> <H> <N> <D> <K_blob> <V_blob>",
+    reply="+OK",
+    errors=(BLOB_ERROR, "-OOM"),
+)
+def store(ctx: Context, raw: list[Payload]) -> Reply | Job:
+    """Keep K and V of a layer, fp32 (H, N, D) each, for queries: in memory only, in the place of
+    what is there. `<ns>` and `<ns>_attn` as session ids stand for the namespace: their state is
+    cold once rows of it are stored, and gone when it is dropped or evicted."""
+    args = ctx.arguments(raw)
+    sid, layer = sid_and_layer(args)
+    shape = heads(args), tokens(args, "N"), head_dim(args)
+    keys, values = floats(args, "K_blob", *shape), floats(args, "V_blob", *shape)
+    table = ctx.tenant.attention
+    namespace = sid if sid in ctx.store.prefixes else namespace_of(sid)
+
+    def finish(item: Item) -> Reply:
+        table.put(item)
+        return OK
+
+    return compute(
+        ctx,
+        lambda backend: Item(sid, layer, backend.resident(keys, values), namespace),
+        finish,
+        Cost(nbytes=2 * keys.nbytes),
+    )
+
+
+@command(
+    "ATTEND.PREFIX.LOOKUP",
+    arity=3,
+    group=GROUP,
+    syntax="ATTEND.PREFIX.LOOKUP <sid> <layer>",
+    reply="+HIT | +COLD | +MISS",
+)
+def lookup(ctx: Context, raw: list[Payload]) -> Reply:
+    """Whether a layer can be queried: at once (HIT), after KV.PREFIX.WARM (COLD), or not."""
+    args = ctx.arguments(raw)
+    return Status(ctx.tenant.attention.state(*sid_and_layer(args)).value)
+
+
+@command(
+    "ATTEND.PREFIX.QUERY",
+    arity=-7,
+    group=GROUP,
+    syntax="ATTEND.PREFIX.QUERY <sid> <layer> <H> <D> <top_k> <Q_blob> [<fa_window>]",
+    reply="a bulk: fp32 (H, M, D), and for M > 1 the LSE, fp32 (H, M), behind it",
+    errors=STATE_ERRORS,
+)
+def query(ctx: Context, raw: list[Payload]) -> Reply | Job:
+    """Attention of M queries a head, fp32 (H, M, D), over the whole prefix; M follows from the
+    length of Q. H is the number of K/V heads or a multiple of it; the query heads are then in
+    groups, one after the other. With a `top_k` between 0 and the number of tokens each query sees
+    the rows of its `top_k` highest scores only; with `fa_window` no row but the last so many. LSE
+    is the natural logarithm of the sum of exp(score) of the rows that a query saw."""
+    args = ctx.arguments(raw)
+    sid, layer = sid_and_layer(args)
+    count, dim, top_k = query_heads(args, "H"), head_dim(args), tokens(args, "top_k", 0)
+    asked, within = queries(args, count, dim), window(args)
+    kept = state(ctx, sid, layer, dim)
+    groups = even_groups(count, kept.shape[0])
+    return attend(
+        ctx,
+        lambda backend: best_rows(kept, asked, groups, top_k, within),
+        Cost.of_attention(kept.shape, asked.shape),
+    )
+
+
+def best_rows(
+    kept: Resident, asked: Floats, groups: Heads, top_k: int, within: int | None = None
+) -> Partial:
+    """Over the rows of the `top_k` highest scores, or over all."""
+    if 0 < top_k < kept.shape[1]:
+        return over_blocks(kept, asked, groups, 1, top_k, within)
+    return dense(kept, asked, groups, within)
+
+
+@command(
+    "ATTEND.PREFIX.QUERY_FUSED",
+    arity=-11,
+    group=GROUP,
+    syntax=(
+        "ATTEND.PREFIX.QUERY_FUSED <sid> <layer> <H_q> <D> <S_suf> <H_kv> <Q> <K_suf> <V_suf>"
+        " <head_map> [<fa_window>]"
+    ),
+    reply="a bulk: fp32 (H_q, M, D)",
+    errors=(*STATE_ERRORS, BLOB_ERROR, *MAP_ERRORS, SUFFIX_ERROR),
+)
+def query_fused(ctx: Context, raw: list[Payload]) -> Reply | Job:
+    """Attention of M queries a head over the prefix and over the client's own K and V behind it,
+    fp32 (H_kv, S_suf, D) each, in causal order: the queries are those of its last M rows.
+    `head_map` has a byte for each query head, the K/V head that it reads. With `fa_window` a query
+    sees that many last tokens, its own included."""
+    args = ctx.arguments(raw)
+    sid, layer = sid_and_layer(args)
+    count, dim = query_heads(args), head_dim(args)
+    length, kv_heads = tokens(args, "S_suf"), heads(args, "H_kv")
+    asked = queries(args, count, dim)
+    keys, values = suffix(args, kv_heads, length, dim, asked.shape[1])
+    groups, within = head_map(args, count, kv_heads), window(args)
+    kept = state(ctx, sid, layer, dim, kv_heads)
+    return attend(
+        ctx,
+        lambda backend: fused(kept, backend.transient(keys, values), asked, groups, within),
+        Cost.of_attention((kv_heads, kept.shape[1] + length, dim), asked.shape),
+        lse=False,
+    )
+
+
+@command(
+    "ATTEND.QUERYBATCH",
+    arity=8,
+    group=GROUP,
+    home=Home.ANYWHERE,
+    syntax="ATTEND.QUERYBATCH <H> <N> <D> <top_k> <Q_blob> <K_blob> <V_blob>",
+    reply="a bulk: fp32 (H, M, D), and for M > 1 the LSE, fp32 (H, M), behind it",
+    errors=(BLOB_ERROR,),
+)
+def querybatch(ctx: Context, raw: list[Payload]) -> Reply | Job:
+    """ATTEND.PREFIX.QUERY over K and V, fp32 (H, N, D) each, that come along and are not kept. For
+    more than one query of the same K and V the two commands are much faster."""
+    args = ctx.arguments(raw)
+    shape = heads(args), tokens(args, "N"), head_dim(args)
+    top_k = tokens(args, "top_k", 0)
+    asked = queries(args, shape[0], shape[2])
+    keys, values = floats(args, "K_blob", *shape), floats(args, "V_blob", *shape)
+    groups = even_groups(shape[0], shape[0])
+    return attend(
+        ctx,
+        lambda backend: best_rows(backend.transient(keys, values), asked, groups, top_k),
+        Cost.of_attention(shape, asked.shape),
+    )
