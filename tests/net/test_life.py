@@ -4,6 +4,8 @@ status 0, whatever its clients are doing.
 
 from __future__ import annotations
 
+import re
+import re
 import signal
 import socket
 import subprocess
