@@ -70,7 +70,7 @@ def wait_until_held(url: str, nbytes: int) -> None:
 def main() -> None:
     job = json.load(sys.stdin)
     for kind in job["kinds"]:
-        run = engine if kind["mode"] == "engine" else manager
+        run = manager if kind["name"].startswith("mp-") else engine
         print(json.dumps({"name": kind["name"], **run(job["role"], kind)}), flush=True)
     os._exit(0)
 

@@ -1,5 +1,6 @@
 """Invariant: a second, fresh process finds and retrieves bit for bit the K/V that a first one
-stored: with our connectors, and with LMCache's own clients, unmodified, pointed at Pion.
+stored: with our connectors, and with LMCache's own clients, unmodified, pointed at Pion; each
+configured as the README says.
 """
 
 from __future__ import annotations
@@ -7,7 +8,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,28 +17,16 @@ import pytest
 pytest.importorskip("lmcache", reason="needs lmcache (Linux): pip install 'pion-kv[lmcache]'")
 pytest.importorskip("glide_sync", reason="needs LMCache's valkey client: valkey-glide-sync")
 
-from integrations.lmcache.tests import engines, managers
+from integrations.lmcache.tests import readme
 from integrations.lmcache.tests.servers import Server
 
 SCRIPT = Path(__file__).with_name("process.py")
 
 
-def stock(scheme: str) -> Callable[[str], dict[str, Any]]:
-    return lambda url: engines.stock(url.replace("pion", scheme))
-
-
 # The resp:// client comes last: it loses the answer to one look-up in about twenty, whatever the
 # server, and then waits for ever (it asks before it registers who waits for the answer). It may try
 # again, in a new process.
-KINDS: dict[str, tuple[str, Callable[[str], dict[str, Any]]]] = {
-    "pion": ("engine", engines.plugin),
-    "redis": ("engine", stock("redis")),
-    "valkey": ("engine", stock("valkey")),
-    "mp-pion": ("manager", managers.plugin),
-    "mp-resp": ("manager", managers.resp),
-    "mp-valkey": ("manager", managers.valkey),
-    "resp": ("engine", stock("resp")),
-}
+KINDS = ("pion", "redis", "valkey", "mp-pion", "mp-resp", "mp-valkey", "resp")
 HANGS = "resp"
 ATTEMPTS = 6
 # With four workers LMCache's connections end up on several: plain keys are passed on, and our
@@ -71,8 +60,8 @@ def kinds(
 ) -> Iterator[list[dict[str, Any]]]:
     server = Server.pion(tmp_path_factory.mktemp("server") / "log", *SERVERS[request.param])
     yield [
-        {"name": name, "mode": mode, "url": server.url, "settings": settings(server.url)}
-        for name, (mode, settings) in KINDS.items()
+        {"name": name, "url": server.url, "settings": readme.settings(name, server.port)}
+        for name in KINDS
     ]
     server.finish()
 
