@@ -17,9 +17,10 @@ class Connected:
         self._timeout = timeout
         self._stats = Stats()
         self._remote = Remote(url, timeout, self._stats)
+        self._remotes = [self._remote]  # to be closed
         self._background = Background()
         # Runs on close(), when the object is collected, or when the interpreter exits.
-        self._finish = weakref.finalize(self, _finish, self._background, self._remote, timeout)
+        self._finish = weakref.finalize(self, _finish, self._background, self._remotes, timeout)
 
     def stats(self) -> dict[str, Any]:
         """Counters since the start: hits, misses, hit_rate, fetch_ms_total, store_ms_total, ...
@@ -43,6 +44,7 @@ class Connected:
         self.close()
 
 
-def _finish(background: Background, remote: Remote, timeout: float) -> None:
+def _finish(background: Background, remotes: list[Remote], timeout: float) -> None:
     background.close(timeout)
-    remote.close()
+    for remote in remotes:
+        remote.close()

@@ -49,6 +49,18 @@ def fill(
     `layout.states`. Raises Mismatch where a blob is no state of its leaf.
     """
     sides = {Part.ROWS: iter(rows), Part.WINDOW: iter(windows)}
+    for cache, leaf in zip(leaves(caches), layout.leaves, strict=True):
+        kind = kind_of(cache)
+        if leaf.part in sides and leaf.used and kind.set_rows is not None:
+            kind.set_rows(cache, [next(sides[leaf.part]) for _ in leaf.formats], tokens)
+    fill_states(caches, layout, states)
+    evaluate(caches)
+    if not layout.fits(caches, tokens):
+        raise Mismatch("a stored state is of another length than its prefix")
+
+
+def fill_states(caches: Sequence[Cache], layout: Layout, states: Sequence[Payload]) -> None:
+    """Put the blobs of `layout.states` into empty `caches`; Mismatch as fill() raises it."""
     blobs = iter(states)
     for cache, leaf in zip(leaves(caches), layout.leaves, strict=True):
         kind = kind_of(cache)
@@ -57,8 +69,3 @@ def fill(
             if not leaf.fits(state):
                 raise Mismatch(f"a stored state is not one of this model's {leaf.kind}")
             kind.set_state(cache, state)
-        elif leaf.used and kind.set_rows is not None:
-            kind.set_rows(cache, [next(sides[leaf.part]) for _ in leaf.formats], tokens)
-    evaluate(caches)
-    if not layout.fits(caches, tokens):
-        raise Mismatch("a stored state is of another length than its prefix")

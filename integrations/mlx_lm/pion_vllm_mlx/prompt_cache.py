@@ -22,6 +22,9 @@ import numpy.typing as npt
 from pion_server import DEFAULT_PORT
 from pion_server.client import Call, calls
 from pion_server.errors import DeadlineExceeded
+from pion_vllm_mlx.attention.lane import Lane, State
+from pion_vllm_mlx.attention.sparse import Sparse
+from pion_vllm_mlx.attention.stage2 import Prefix, Stage2
 from pion_vllm_mlx.background import Job
 from pion_vllm_mlx.caches import Part, make_caches
 from pion_vllm_mlx.connected import Connected
@@ -31,10 +34,12 @@ from pion_vllm_mlx.fingerprint import model_fingerprint, prefix_fingerprint
 from pion_vllm_mlx.layout import SEAL, read_layout
 from pion_vllm_mlx.model import Cache, Model, UnsupportedCacheError
 from pion_vllm_mlx.prefill import prefill
-from pion_vllm_mlx.remote import Unavailable
+from pion_vllm_mlx.remote import Remote, Unavailable
 from pion_vllm_mlx.rows import Receiver, Span, to_rows
 
 __all__ = ["PionPromptCache", "UnsupportedCacheError"]
+
+INPROC_BYTES = 2 << 30
 
 
 class PionPromptCache(Connected):
@@ -47,8 +52,13 @@ class PionPromptCache(Connected):
     `kv_bits` and `kv_group_size` make quantized caches, as in mlx_lm.generate. Load adapters
     before: the model is fingerprinted here.
 
+    With `stage2`, prefixes also stay in this process, `inproc_bytes` of them at most, and at the
+    server as attention state, which other processes query: see make_pion_prompt_cache. Queries go
+    to `attention_url`, such as pion+fast://host:1975; over `port`, unless it is named.
+
     Use an instance from the thread that runs the model. Raises UnsupportedCacheError for a model
-    with a class of cache that Pion does not know, and ValueError for an unknown `vquant`.
+    with a class of cache that Pion does not know, and ValueError for an unknown `vquant`, or for
+    `stage2` with quantized caches.
     """
 
     def __init__(
@@ -62,13 +72,26 @@ class PionPromptCache(Connected):
         password: str | None = None,
         kv_bits: int | None = None,
         kv_group_size: int = 64,
+        stage2: bool = False,
+        inproc_bytes: int = INPROC_BYTES,
+        attention_url: str | None = None,
     ) -> None:
-        super().__init__(_url(host, port, username, password), timeout)
+        if stage2 and kv_bits is not None:
+            raise ValueError("attention over stored K/V needs them as they are: leave out kv_bits")
+        url = _url(host, port, username, password)
+        super().__init__(url, timeout)
         self._model = model
         self._make_caches = partial(make_caches, model, kv_bits, kv_group_size)
         self._layout = read_layout(model, self._make_caches(), vquant, blocks=False)
         self._rows = self._layout.rows if self._layout.rows.formats else SEAL
         self._model_fingerprint = model_fingerprint(model)
+        self._stage2: Stage2 | None = None
+        if stage2:
+            self._remotes.append(Remote(attention_url or url, timeout, self._stats))
+            queries = Lane(self._remotes[-1], self._stats)
+            self._stage2 = Stage2(
+                model, self._make_caches, self._layout, self._remote, queries, inproc_bytes
+            )
 
     @staticmethod
     def make_namespace(*parts: str) -> str:
@@ -91,24 +114,37 @@ class PionPromptCache(Connected):
         if not namespace:
             raise ValueError("namespace must not be empty; see make_namespace()")
         fingerprint = prefix_fingerprint(self._model_fingerprint, self._layout.words(), token_ids)
-        try:
-            caches, answered = self._restore(token_ids, namespace, fingerprint), True
-        except Unavailable:
-            caches, answered = None, False
-        if caches is not None:
+        prefix = Prefix(namespace, token_ids, fingerprint)
+        if self._stage2 is None:
+            return self._restored_or_prefilled(prefix)
+        held = self._stage2.recall(prefix)
+        if held is not None:
             self._stats.add(hits=1)
-            return caches
-        start = time.perf_counter()
-        caches = prefill(self._model, token_ids, self._make_caches())
-        prefill_ms = (time.perf_counter() - start) * 1e3
-        self._stats.add(misses=1, prefill_ms_total=prefill_ms)
-        if answered:  # else the server is away, or the namespace is someone else's
-            with suppress(Unavailable), self._remote.guard():
-                self._store(caches, len(token_ids), namespace, fingerprint, prefill_ms)
-        return caches
+            return held
+        return self._stage2.keep(prefix, self._restored_or_prefilled(prefix))
+
+    def continued(self, namespace: str, tokens: int, sparse: Sparse | None = None) -> list[Cache]:
+        """What make_pion_prompt_cache returns, and raises."""
+        if self._stage2 is None:
+            raise ValueError("this needs a PionPromptCache(..., stage2=True)")
+        held = self._stage2.held(namespace, tokens, sparse)
+        if held is not None:
+            return held
+        self._background.wait(self._timeout, namespace)  # it may still be on its way
+        return self._stage2.at_server(namespace, tokens, sparse, self._obtain)
+
+    def serves(self, model: Model) -> bool:
+        """Whether its prefixes are those of this model."""
+        return model is self._model
+
+    @property
+    def cold_rehydrates_observed(self) -> int:
+        """How often the server had to make attention state anew before it could answer a query."""
+        return int(self._stats.as_dict()["cold_rehydrates"])
 
     def lookup(self, namespace: str) -> bool:
         """Whether the server holds a complete prefix under `namespace`; False where it is away.
+        With `stage2`, whether its attention state can be queried, too.
 
         Of any model and any tokens: only get_or_prefill checks these.
         """
@@ -116,12 +152,38 @@ class PionPromptCache(Connected):
             with self._remote.guard():
                 # MATCH, since a LOOKUP would enter a hit into the server's receipt.
                 (hits,) = self._remote.read([calls.prefix_match([namespace])], self._timeout)
+            return bool(hits) and (self._stage2 is None or self._stage2.ready(namespace))
         except Unavailable:
             return False
-        return bool(hits)
+
+    def _restored_or_prefilled(self, prefix: Prefix) -> list[Cache]:
+        """Plain caches of a prefix. One that had to be prefilled is stored."""
+        try:
+            caches, answered = self._restore(*prefix), True
+        except Unavailable:
+            caches, answered = None, False
+        if caches is not None:
+            self._stats.add(hits=1)
+            return caches
+        start = time.perf_counter()
+        caches = prefill(self._model, prefix.token_ids, self._make_caches())
+        prefill_ms = (time.perf_counter() - start) * 1e3
+        self._stats.add(misses=1, prefill_ms_total=prefill_ms)
+        if answered:  # else the server is away, or the namespace is someone else's
+            with suppress(Unavailable), self._remote.guard():
+                self._store(caches, prefix, prefill_ms)
+        return caches
+
+    def _obtain(self, prefix: Prefix) -> list[Cache]:
+        """Plain caches of a prefix whose attention the server has stopped computing."""
+        with suppress(Unavailable):
+            caches = self._restore(*prefix)
+            if caches is not None:
+                return caches
+        return prefill(self._model, prefix.token_ids, self._make_caches())
 
     def _restore(
-        self, token_ids: Sequence[int], namespace: str, fingerprint: str
+        self, namespace: str, token_ids: Sequence[int], fingerprint: str
     ) -> list[Cache] | None:
         """The caches from the server, None where it has no such prefix, or Unavailable."""
         start = time.perf_counter()
@@ -148,15 +210,10 @@ class PionPromptCache(Connected):
         )
         return caches
 
-    def _store(
-        self,
-        caches: Sequence[Cache],
-        tokens: int,
-        namespace: str,
-        fingerprint: str,
-        prefill_ms: float,
-    ) -> None:
+    def _store(self, caches: Sequence[Cache], prefix: Prefix, prefill_ms: float) -> None:
         """Hand the prefix to the background. It leaves the caches here, on the model's thread."""
+        namespace, token_ids, fingerprint = prefix
+        tokens = len(token_ids)
         if not self._background.has_room(tokens * self._layout.rows.token_bytes):
             self._stats.add(stores_dropped=1)
             return
@@ -164,8 +221,10 @@ class PionPromptCache(Connected):
         layout, rows = (self._rows, to_rows(sides, self._rows)) if sides else sealed(tokens)
         states = states_of(caches, self._layout)
         entry = Entry(namespace, tokens, fingerprint, layout, rows, states, prefill_ms)
-        job = Job(namespace, entry.nbytes, partial(self._remote.store, entry))
-        if not self._background.submit(job):
+        state = self._stage2.state(namespace, sides) if self._stage2 is not None else None
+        nbytes = entry.nbytes + (0 if state is None else state.nbytes)
+        send = partial(_send, self._remote, entry, self._stage2, state)
+        if not self._background.submit(Job(namespace, nbytes, send)):
             self._stats.add(stores_dropped=1)
 
 
@@ -177,6 +236,12 @@ def _token_ids(prefix_ids: Any) -> list[int]:
             f"{ids.shape}"
         )
     return ids.tolist()  # type: ignore[no-any-return]
+
+
+def _send(remote: Remote, entry: Entry, stage2: Stage2 | None, state: State | None) -> None:
+    """On the storing thread. The attention state comes last: to store rows makes it cold."""
+    if remote.store(entry) and stage2 is not None and state is not None:
+        stage2.push(state)
 
 
 def _url(host: str, port: int, username: str | None, password: str | None) -> str:

@@ -36,7 +36,7 @@ class Remote:
     def __init__(self, url: str, timeout: float, stats: Stats) -> None:
         self._reader = Client(url, timeout=timeout)
         self._writer = Client(url, timeout=timeout)
-        self._timeout = timeout
+        self.timeout = timeout
         self._stats = stats
         self._away_until = 0.0
         self._failures = 0  # on end, of the kind that makes it away
@@ -64,6 +64,10 @@ class Remote:
         guard()."""
         return _all(self._reader, requests, timeout)
 
+    def write(self, requests: Sequence[Call[Any]]) -> list[Any]:
+        """As read(), over the connection that stores."""
+        return _all(self._writer, requests, self.timeout)
+
     def store(self, entry: Entry) -> bool:
         """Register an entry, then send what it holds; whether that succeeded. Never raises.
 
@@ -74,7 +78,7 @@ class Remote:
         stored = False
         with suppress(Unavailable), self.guard():
             self._writer.execute(entry.register())
-            _all(self._writer, entry.content(), self._timeout)
+            _all(self._writer, entry.content(), self.timeout)
             stored = True
         self._stats.add(
             stores=stored,
@@ -89,7 +93,7 @@ class Remote:
         there: list[int] = []
         with suppress(Unavailable), self.guard():
             questions = [calls.prefix_match([entry.namespace]) for entry in entries]
-            there = _all(self._writer, questions, self._timeout)
+            there = _all(self._writer, questions, self.timeout)
         for count, (entry, hit) in enumerate(zip(entries, there, strict=False)):
             if not hit and not self.store(entry):
                 return count

@@ -18,6 +18,9 @@ _TOTALS = (
     "fetch_ms_total",
     "store_ms_total",
     "prefill_ms_total",
+    "attend_calls",  # queries to the server's attention
+    "attend_ms_total",
+    "cold_rehydrates",  # how often attention state had to be made anew
 )
 
 
