@@ -8,6 +8,7 @@ import asyncio
 import os
 import socket
 import ssl
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,19 @@ def test_large_payloads_come_back_as_they_were(call: Any, tls_port: int, certifi
     _, got, _, small = call(url, ("set", "k", LARGE), ("get", "k"), ("set", "s", b""), ("get", "s"))
     assert bytes(got) == LARGE
     assert small == b""
+
+
+def test_the_binary_lane_speaks_it_and_a_unix_socket_does_not(
+    call: Any, start_pion: Any, certificates: Any
+) -> None:
+    with tempfile.TemporaryDirectory(prefix="pion-") as folder:
+        urls = start_pion(*certificates.options, "--unixsocket", f"{folder}/socket").urls
+        fast = urls["fast"].replace("pion+fast", "pions+fast") + f"?ca={certificates.ca}"
+        for url in (fast, urls["unix"]):
+            _, got = call(url, ("set", "k", LARGE), ("get", "k"))
+            assert bytes(got) == LARGE
+        with pytest.raises(PionError):
+            call(urls["fast"], ("ping",), timeout=2)
 
 
 def test_redis_clients_too(tls_port: int, certificates: Any) -> None:
