@@ -8,6 +8,8 @@ suffix stands behind the prefix, and its window is the prefix's last W rows, wha
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from pion_server.attention.base import Floats, Heads, Partial, Resident, Spans
@@ -17,6 +19,17 @@ def dense(prefix: Resident, queries: Floats, head_map: Heads, window: int | None
     """Queries (H_q, M, D) over the prefix."""
     seen = None if window is None else prefix_spans(prefix, queries, window)
     return prefix.attend(queries, head_map, seen)
+
+
+def together(
+    prefix: Resident, asked: Sequence[Floats], head_map: Heads, window: int | None = None
+) -> list[Partial]:
+    """What dense() answers to the queries (H_q, M_i, D) of several clients, in one product: K and V
+    are read once for all of them."""
+    found = dense(prefix, np.concatenate(asked, axis=1), head_map, window)
+    ends = np.cumsum([queries.shape[1] for queries in asked])[:-1]
+    outs, lses = np.split(found.out, ends, axis=1), np.split(found.lse, ends, axis=1)
+    return [Partial(out, lse) for out, lse in zip(outs, lses, strict=True)]
 
 
 def fused(
