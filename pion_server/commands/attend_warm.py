@@ -50,7 +50,7 @@ Layers = dict[int, tuple[Side, Side]]
         "-ERR unknown namespace",
         "-ERR the namespace is not complete",
         "-ERR the namespace was changed",
-        *FETCH_ERRORS,
+        *FETCH_ERRORS[1:],
         "-OOM",
     ),
 )

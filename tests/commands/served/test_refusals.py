@@ -27,11 +27,49 @@ OTHER = "00fe"
 # recurrent state; NARROW, which goes on from it, has a schema of one layer and one row; SID is a
 # session whose layer 0 has four rows; NEW is nobody's.
 NS, NARROW, SID, NEW = b"refusals\xff\0\r\n", b"narrow", b"refusals-sid", b"refusals-new"
+# OPEN is declared, and no row of it is there; PART is not, and has two rows on the K side.
+OPEN, PART = b"refusals-open", b"refusals-part"
 KV, SSM = "KV.PREFIX.", "SSM.PREFIX."
 REGISTER: Words = (KV + "REGISTER", NEW, 2, "fp32")
 SCHEMA: Words = (KV + "REGISTER.SCHEMA", NEW, "K", 1, "fmt=fp32,dim=2", "V", 1, "fmt=fp32,dim=2")
 STORE: Words = (KV + "STORE", NS, 0, 1)
 PUT: Words = ("V.STOREBATCH", SID, 0, 0, 1)
+
+# Attention state: ATT has layer 0 of 2 K/V heads, 3 tokens and D = 2; layer 0 of COLD is cold. A
+# query of 4 heads, its suffix of one token, and a head map.
+AP, ATT, COLD = "ATTEND.PREFIX.", b"refusals-att", b"refusals-cold"
+Q, SUF, MAP, KV3 = b"\0" * 32, b"\0" * 16, b"\0\0\1\1", b"\0" * 48
+IDS, COUNTS = b"\0" * 32, b"\2\0\0\0" * 4
+ATTEND_STORE: Words = (AP + "STORE", NEW, 0, 2, 3, 2)
+QUERY: Words = (AP + "QUERY", ATT, 0, 4, 2, 0)
+FUSED: Words = (AP + "QUERY_FUSED", ATT, 0, 4, 2, 1, 2)
+SPARSE: Words = (AP + "QUERY_SPARSE", ATT, 0, 4, 2, 2)
+AUTO: Words = (AP + "QUERY_SPARSE_AUTO", ATT, 0, 4, 2, 1, 2, 2)
+AUTO_FUSED: Words = (AP + "QUERY_SPARSE_AUTO_FUSED", ATT, 0, 4, 2, 1, 2, 2, 1)
+BATCH: Words = ("ATTEND.QUERYBATCH", 2, 3, 2, 0)
+WARM: Words = (KV + "WARM", NS, 1, 2)
+WHOLE: list[Words] = [
+    (*ATTEND_STORE, KV3, KV3),
+    (*QUERY, Q),
+    (*FUSED, Q, SUF, SUF, MAP),
+    (*SPARSE, Q, IDS, COUNTS),
+    (*AUTO, Q, MAP),
+    (*AUTO_FUSED, Q, SUF, SUF, MAP),
+    (*BATCH, SUF, KV3, KV3),
+]
+# Of these in that order: how many words follow the command's name and its session and layer.
+NUMBERS_AT = {AP + "STORE": 3, AP + "QUERY": 3, AP + "QUERY_FUSED": 4, AP + "QUERY_SPARSE": 3}
+NUMBERS_AT |= {AP + "QUERY_SPARSE_AUTO": 5, AP + "QUERY_SPARSE_AUTO_FUSED": 6}
+
+
+def with_word(words: Words, at: int, word: bytes | str | int) -> Words:
+    return (*words[:at], word, *words[at + 1 :])
+
+
+def of(name: bytes, layer: int = 0) -> list[Words]:
+    """Every query of another state."""
+    return [(words[0], name, layer, *words[3:]) for words in WHOLE[1:-1]]
+
 
 NOT_A_NUMBER: list[bytes | str | int] = [
     *["", "x", "+1", "01", "-0", "1.5", " 1", "1 ", "1_0", "\n1", "0x1", "1e0"],
@@ -66,6 +104,9 @@ REFUSED: list[tuple[str, list[Words]]] = [
             *lacking(SSM + "STORE", NS, 0, ROW)[1:],
             *lacking(SSM + "FETCH", NS, 0)[1:],
             (SSM + "DROP",),
+            *[each for words in WHOLE for each in lacking(*words)],
+            *lacking(*WARM),
+            *lacking(AP + "LOOKUP", ATT, 0),
             (*REGISTER, "PARENT"),
             (KV + "MATCH", 3, NS, NS),
             (KV + "INFO", "x"),
@@ -97,6 +138,11 @@ REFUSED: list[tuple[str, list[Words]]] = [
                 (SSM + "STORE", name, 0, ROW),
                 (SSM + "FETCH", name, 0),
                 (SSM + "DROP", name),
+                (KV + "WARM", name, 1, 2),
+                (*WARM, name),
+                (AP + "LOOKUP", name, 0),
+                (*ATTEND_STORE[:1], name, *ATTEND_STORE[2:], KV3, KV3),
+                *of(name),
             ]
         ],
     ),
@@ -135,6 +181,16 @@ REFUSED: list[tuple[str, list[Words]]] = [
                 (SSM + "STORE", NS, number, ROW),
                 (SSM + "FETCH", NS, number),
                 (SSM + "DROP", NS, number),
+                *[
+                    with_word(words, at, number)
+                    for words in WHOLE[:-1]
+                    for at in range(2, 3 + NUMBERS_AT[str(words[0])])
+                ],
+                *[with_word((*BATCH, SUF, KV3, KV3), at, number) for at in range(1, 5)],
+                *[(*words, number) for words in WHOLE[1:-1]],  # fa_window
+                with_word(WARM, 2, number),
+                with_word(WARM, 3, number),
+                (AP + "LOOKUP", ATT, number),
             ]
             if (words[-2:], number) != (("BATCH", 0), 0)
         ],
@@ -164,6 +220,17 @@ REFUSED: list[tuple[str, list[Words]]] = [
             (KV + "MATCH", 0, NS),
             (KV + "REGISTER", NEW, 2, LONG),
             (SSM + "STORE", NS, 4096, ROW),
+            (AP + "LOOKUP", ATT, 4096),
+            *[with_word((*ATTEND_STORE, KV3, KV3), at, 0) for at in (3, 4, 5)],
+            (*with_word(ATTEND_STORE, 3, 257), KV3, KV3),
+            *[with_word((*FUSED, Q, SUF, SUF, MAP), at, 0) for at in (3, 4, 5, 6)],
+            *[with_word((*AUTO, Q, MAP), at, 0) for at in (5, 6, 7)],
+            *[(*words, 0) for words in WHOLE[1:-1]],
+            *[(*QUERY, blob) for blob in (b"", Q[:-1], Q + b"\0", LONG[:-1])],
+            (*FUSED, b"", SUF, SUF, MAP),
+            (*BATCH, b"", KV3, KV3),
+            with_word(WARM, 2, 0),
+            with_word(WARM, 3, 0),
         ],
     ),
     # Options
@@ -217,6 +284,8 @@ REFUSED: list[tuple[str, list[Words]]] = [
         [
             ("V.CREATE", NEW, 0, "SCHEMA", 1, "fmt=fp32,dim=2", "VQUANT"),
             (SSM + "DROP", NS, 0, 0),
+            *[(*words, 1, 1) for words in WHOLE[1:-1]],
+            (*WARM, SID, SID),
         ],
     ),
     ("unexpected argument", [("PION.STATS", "RESET", "RESET")]),
@@ -319,7 +388,68 @@ REFUSED: list[tuple[str, list[Words]]] = [
         "unknown session",
         [("V.STOREBATCH", NEW, 0, 0, 1, ROW), ("V.FETCH", NEW, 0, 0), ("V.FETCH", b"\r\n", 0, 0)],
     ),
-    ("unknown namespace", [(KV + "STORE", NEW, 0, 1, "DATA", ROW, ROW)]),
+    (
+        "unknown namespace",
+        [
+            (KV + "STORE", NEW, 0, 1, "DATA", ROW, ROW),
+            (KV + "WARM", NEW, 1, 2),
+            (KV + "WARM", SID, 1, 2),
+        ],
+    ),
+    ("the namespace is not complete", [(KV + "WARM", OPEN, 1, 2), (KV + "WARM", OPEN, 2, 1, NS)]),
+    # Attention
+    (
+        "expected [0-9]+ bytes of",
+        [
+            with_word(words, at, blob)
+            for words in WHOLE
+            for at in range(len(words) - (2 if words[0] == AP + "STORE" else 4), len(words))
+            if isinstance(words[at], bytes) and words[0] != AP + "QUERY" and words[at] is not Q
+            for blob in (b"", b"\0", bytes(words[at])[:-1], bytes(words[at]) + b"\0", LONG)
+            if words[0] != BATCH[0] or at > 5
+        ],
+    ),
+    ("session not found", [*of(NEW), *of(ATT, 1), *of(NS)]),
+    ("-COLDMISS ", of(COLD)),
+    (
+        "the state has 2 K/V heads",
+        [
+            (AP + "QUERY", ATT, 0, 3, 2, 0, b"\0" * 24),
+            (AP + "QUERY", ATT, 0, 2, 4, 0, Q),
+            (AP + "QUERY_SPARSE", ATT, 0, 3, 2, 0, b"\0" * 24, b"", b"\0" * 12),
+            (AP + "QUERY_FUSED", ATT, 0, 4, 2, 1, 1, Q, SUF[:8], SUF[:8], bytes(4)),
+            (AP + "QUERY_SPARSE_AUTO", ATT, 0, 4, 2, 1, 2, 4, Q, MAP),
+            (
+                AP + "QUERY_SPARSE_AUTO_FUSED",
+                ATT,
+                0,
+                4,
+                2,
+                1,
+                2,
+                1,
+                1,
+                Q,
+                SUF[:8],
+                SUF[:8],
+                bytes(4),
+            ),
+        ],
+    ),
+    (
+        "head_map names K/V head",
+        [
+            (*FUSED, Q, SUF, SUF, b"\0\0\1\2"),
+            (*AUTO, Q, b"\xff\0\0\0"),
+            (*AUTO_FUSED, Q, SUF, SUF, b"\0\0\2\0"),
+        ],
+    ),
+    ("the [0-9]+ queries are the last rows of the suffix", [(*FUSED, Q * 2, SUF, SUF, MAP)]),
+    ("counts has", [(*SPARSE, Q, IDS, b"\3\0\0\0" * 4), (*SPARSE, Q, IDS, b"\xff" * 16)]),
+    (
+        "indices names row",
+        [(*SPARSE, Q, b"\3\0\0\0" * 8, COUNTS), (*SPARSE, Q, b"\xff" * 32, COUNTS)],
+    ),
     (
         "expected [0-9]+ bytes",
         [
@@ -355,6 +485,8 @@ REFUSED: list[tuple[str, list[Words]]] = [
             ("V.FETCH", SID, "BATCH", 0, 4, 4096),
             (KV + "FETCH", NS, "RANGE", 3, 5),
             (KV + "FETCH", NS, "LAYERS", 1, 3),
+            (KV + "WARM", COLD, 1, 2),
+            (KV + "WARM", PART, 1, 2),
         ],
     ),
 ]
@@ -382,6 +514,13 @@ def state(raw: Any) -> Callable[[], Any]:
         (KV + "STORE", NARROW, 0, 1, "DATA", ROW, ROW),
         ("V.CREATE", SID, 2, "VQUANT", "fp32"),
         ("V.STOREBATCH", SID, 0, 0, 4, blobs[0]),
+        (KV + "REGISTER", OPEN, 2, "fp32", "LAYERS", 1, "TOKENS", 3),
+        (AP + "STORE", ATT, 0, 2, 3, 2, KV3, KV3),
+        (AP + "STORE", COLD, 0, 2, 3, 2, KV3, KV3),
+        (KV + "REGISTER", COLD, 2, "fp32"),
+        ("V.STOREBATCH", COLD + b"_pk", 0, 0, 1, ROW),
+        (KV + "REGISTER", PART, 2, "fp32"),
+        ("V.STOREBATCH", PART + b"_pk", 0, 0, 2, ROW * 2),
     ]
     assert [raw.ask(*words) for words in filling] == ["+OK"] * len(filling)
 
@@ -395,6 +534,8 @@ def state(raw: Any) -> Callable[[], Any]:
             (KV + "BLOCKS", NS),
             ("V.FETCH", SID, 0, "RANGE", 0, 4),
             (SSM + "FETCH", NS, 0),
+            (*QUERY, Q),
+            *[(AP + "LOOKUP", name, 0) for name in (ATT, COLD, NEW, NS)],
         ]
         return held, [raw.ask(*words) for words in reads]
 
@@ -418,7 +559,7 @@ def test_every_documented_error_is_provoked_by_the_table(raw: Any, state: Any) -
     replies: dict[str, list[str]] = {}
     for words in (words for _, commands in REFUSED for words in commands):
         replies.setdefault(str(words[0]), []).append(raw.ask(*words))
-    elsewhere = {"-OOM", "-ERR the session was replaced"}
+    elsewhere = {"-OOM", "-ERR the session was replaced", "-ERR the namespace was changed"}
     for name, given in replies.items():
         for error in set(TABLE[name].errors) - elsewhere:
             assert any(map(as_pattern(error).match, given)), (name, error)
