@@ -126,6 +126,41 @@ def held(port: int) -> dict[str, int]:
     }
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_one_round_trip_to_match_and_one_to_restore(
+    tiny: Tiny, stores: Stores, monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    model = tiny(family)
+    fill(stores(model), model, ids(150))
+    trips: list[int] = []
+    pipeline, execute = Client.pipeline, Client.execute
+
+    def count(call: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(self: Client, *arguments: Any, **options: Any) -> Any:
+            trips.append(1)
+            return call(self, *arguments, **options)
+
+        return counted
+
+    monkeypatch.setattr(Client, "pipeline", count(pipeline))
+    monkeypatch.setattr(Client, "execute", count(execute))
+    other = stores(model)
+    match = other.match(ids(300), ends=(150,))
+    assert (match.length, len(trips)) == (150, 1)
+    assert other.restore(match) is not None
+    assert len(trips) == 2
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_block_can_be_the_last(tiny: Tiny, stores: Stores, family: str) -> None:
+    """Also for windows, which a live cache of the longer prompt has forgotten."""
+    model = tiny(family)
+    fill(stores(model), model, ids(192))
+    other = stores(model)
+    for length in range(BLOCK, 192, BLOCK):
+        assert restored(other, model, ids(length) + [1] * 40) == length
+
+
 def test_a_cache_that_saw_its_prompt_at_once(tiny: Tiny, stores: Stores) -> None:
     """Rows are cut into blocks afterwards; what windows and states forgot is not made up."""
     for family, longest in (("llama", 128), ("gemma3_text", 128), ("qwen3_5", 0)):
@@ -245,6 +280,24 @@ def test_leaves_go_first(tiny: Tiny) -> None:
     assert (newest, oldest) == (128, 64)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_is_used_stays(tiny: Tiny, stores: Stores, server: int, family: str) -> None:
+    """States and windows in the middle of a chain are leaves, too: they stay as long as somebody
+    goes on from there."""
+    model = tiny(family)
+    fill(stores(model), model, ids(128))
+    with Client(f"pion://127.0.0.1:{server}") as client:
+        budget = 3 * client.prefix_info()["memory_used"]
+    with pion_server("--max-memory", str(budget)) as port:
+        store = stores(model, port=port)
+        for seed in range(1, 20):
+            prompt = ids(64) + ids(64, seed)
+            assert (store.restore(store.match(prompt)) is not None) == (seed > 1)
+            fill(store, model, prompt)
+        newest, oldest = (store.match(ids(64) + ids(64, seed)).length for seed in (19, 1))
+    assert (newest, oldest) == (128, 64)
+
+
 def test_the_receipt_has_one_entry_a_restore(tiny: Tiny, stores: Stores, server: int) -> None:
     model = tiny("qwen3_5")
     fill(stores(model), model, ids(150))
@@ -304,6 +357,26 @@ def test_too_much_is_dropped_and_served_all_the_same(tiny: Tiny, stores: Stores)
     store.insert(ids(96), caches)  # it was not remembered as stored
     assert store.flush()
     assert stores(model).match(ids(96)).length == 96
+
+
+def test_storing_waits_for_nobody_and_is_waited_for_by_nobody(
+    tiny: Tiny, stores: Stores, server: int
+) -> None:
+    """The caches go on meanwhile; what was stored is what they held."""
+    model = tiny("llama")
+    store, gate = stores(model), threading.Event()
+    assert store._background.submit(Job("other", 0, gate.wait))
+    caches = prefill(model, ids(96))
+    wanted = steps(model, caches)
+    store.insert(ids(96), caches)
+    prefill(model, [1] * 200, caches)
+    assert held(server)["registered_prefixes"] == 0
+    gate.set()
+    assert store.flush()
+    other = stores(model)
+    again = other.restore(other.match(ids(96)))
+    assert again is not None
+    assert mx.array_equal(steps(model, again), wanted)
 
 
 def test_two_writers_at_once(tiny: Tiny, stores: Stores, server: int) -> None:

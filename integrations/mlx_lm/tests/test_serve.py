@@ -203,17 +203,37 @@ def test_tools_reach_the_model(servers: tuple[Server, Server]) -> None:
     assert cached(replies[1]) > 512
 
 
-def test_pion_dies_in_the_middle_of_a_stream(smollm2: Any) -> None:
+def test_an_agent_sends_results_of_tools(
+    servers: tuple[Server, Server], stored: Callable[[Messages], None]
+) -> None:
+    """Then mlx_lm.server keeps nothing of a prompt's beginning apart, and Pion has its blocks."""
+    call = {"id": "1", "type": "function", "function": {"name": "ring", "arguments": "{}"}}
+    asked: Any = [
+        *chat("agent " + SYSTEM, "Ring the bell."),
+        {"role": "assistant", "content": "I will.", "tool_calls": [call]},
+    ]
+    first, second = servers
+    prompts = [[*asked, {"role": "tool", "tool_call_id": "1", "content": n}] for n in "ab"]
+    wanted = first.ask(prompts[0])
+    stored(prompts[0])
+    for prompt in prompts:
+        reply = second.ask(prompt)
+        assert reply.usage.prompt_tokens - cached(reply) <= 257
+    assert text(second.ask(prompts[0])) == text(wanted)
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP])
+def test_pion_ends_in_the_middle_of_a_stream(smollm2: Any, end: signal.Signals) -> None:
     prompt = chat(SYSTEM, "When is breakfast?")
     with ExitStack() as stack:
         pion = stack.enter_context(pion_server())
-        server = stack.enter_context(
-            serving(smollm2.folder, "--pion-url", f"pion://127.0.0.1:{pion}")
-        )
+        options = ("--pion-url", f"pion://127.0.0.1:{pion}", "--pion-timeout", "0.5")
+        server = stack.enter_context(serving(smollm2.folder, *options))
         (process,) = (each for each in psutil.Process().children() if str(pion) in each.cmdline())
         stream = server.ask(prompt, tokens=24, stream=True)
         next(iter(stream))
-        process.kill()
+        process.send_signal(end)
+        stack.callback(process.kill)
         chunks = [chunk.choices[0] for chunk in stream]
         assert chunks[-1].finish_reason in ("length", "stop")
         other = server.ask(chat("other " + SYSTEM, "When is breakfast?"))
@@ -233,20 +253,22 @@ def test_pion_hangs(smollm2: Any) -> None:
 
 
 def test_it_starts_a_pion_server_and_ends_it(smollm2: Any, tmp_path: Path) -> None:
-    """And that keeps its prefixes in the folder that was named."""
+    """Whichever way it ends, and that keeps its prefixes in the folder that was named."""
     prompt = chat(SYSTEM, "When is breakfast?")
     options = ("--pion-budget-gb", "0.5", "--pion-dir", str(tmp_path))
     answers = []
-    for number, stop in enumerate((signal.SIGTERM, signal.SIGINT)):
+    for end, status in ((signal.SIGTERM, 0), (signal.SIGINT, 0), (signal.SIGKILL, -9)):
         with serving(smollm2.folder, *options) as server:
             (pion,) = psutil.Process(server.process.pid).children()
             assert "500000000" in pion.cmdline()
             answers.append(server.ask(prompt))
-            server.process.send_signal(stop)
-            assert server.process.wait(30) == 0
-            assert not pion.is_running()
-        assert (cached(answers[number]) > 512) == bool(number)
-    assert text(answers[0]) == text(answers[1])
+            server.process.send_signal(end)
+            assert server.process.wait(30) == status
+            while pion.is_running() and pion.status() != psutil.STATUS_ZOMBIE:
+                assert end == signal.SIGKILL
+                time.sleep(0.05)
+    assert [cached(answer) > 512 for answer in answers] == [False, True, True]
+    assert len({text(answer) for answer in answers}) == 1
 
 
 @pytest.mark.parametrize("family", ["lfm2", "gemma3_text", "mamba2"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -258,6 +259,17 @@ def test_options(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[
         with pytest.raises(SystemExit):
             parse(wrong)
     assert "--max-memory" in capsys.readouterr().err
+
+
+def test_every_option_of_mlx_lms_server_goes_through() -> None:
+    command = [sys.executable, "-m", "mlx_lm.server", "--help"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    names = sorted(set(re.findall(r"^ +(?:-\w, )?(--[a-z-]+)", shown, re.MULTILINE)) - {"--help"})
+    assert {"--model", "--prompt-cache-bytes", "--chat-template-args"} <= set(names)
+    arguments = [word for name in names for word in (name, f"value of {name}")]
+    assert parse(["--pion-url", "pion://h", *arguments])[1] == arguments
+    joined = [f"{name}=1" for name in names]
+    assert parse([*joined, "--pion-url=pion://h"])[1] == joined
 
 
 def test_help_shows_both() -> None:
