@@ -11,6 +11,7 @@ import datetime
 import json
 import os
 import platform
+import random
 import shutil
 import socket
 import statistics
@@ -23,14 +24,19 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+# Below those that systems give to outgoing connections, which would take the next one.
+PORTS = range(16384, 32000)
 RESULTS = ROOT / "benchmarks" / "results"
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port that nobody listens on, nor on the next one, which is for the binary lane."""
+    while True:
+        port = random.choice(PORTS)
+        with contextlib.suppress(OSError), socket.socket() as probe, socket.socket() as beside:
+            probe.bind(("127.0.0.1", port))
+            beside.bind(("127.0.0.1", port + 1))
+            return port
 
 
 @contextlib.contextmanager
@@ -70,15 +76,15 @@ def pion(*options: str) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def redis() -> Iterator[int]:
+def redis(*options: str) -> Iterator[int]:
     """A real redis-server without persistence; yields the port."""
     program = shutil.which("redis-server")
     if program is None:
         raise SystemExit("this benchmark compares with Redis: install redis-server first")
     port = free_port()
     with tempfile.TemporaryDirectory() as folder:
-        options = ["--port", str(port), "--save", "", "--appendonly", "no", "--dir", folder]
-        with child([program, *options], port):
+        usual = ["--port", str(port), "--save", "", "--appendonly", "no", "--dir", folder]
+        with child([program, *usual, *options], port):
             yield port
 
 

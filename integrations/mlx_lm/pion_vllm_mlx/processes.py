@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import socket
 import subprocess
 import sys
@@ -11,6 +12,8 @@ from contextlib import contextmanager, suppress
 
 from pion_server.client import Client, ConnectionFailed, DeadlineExceeded, NoAuth
 
+# Below those that systems give to outgoing connections, which would take the next one.
+PORTS = range(16384, 32000)
 START_S = 20.0
 STOP_S = 5.0
 
@@ -52,11 +55,14 @@ def pion_server(*options: str, port: int = 0) -> Iterator[int]:
 
 
 def free_port() -> int:
-    """A TCP port of this machine that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A TCP port of this machine that nobody listens on, nor on the next one, where a server has
+    its binary lane."""
+    while True:
+        port = random.choice(PORTS)
+        with suppress(OSError), socket.socket() as probe, socket.socket() as beside:
+            probe.bind(("127.0.0.1", port))
+            beside.bind(("127.0.0.1", port + 1))
+            return port
 
 
 def _wait_until_it_answers(process: subprocess.Popen[str], port: int) -> None:
