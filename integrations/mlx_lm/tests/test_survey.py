@@ -50,8 +50,9 @@ SOME = [
 def assert_equal(families: list[str]) -> None:
     different = {}
     for family, (written, restored) in survey(families).items():
-        assert set(written) == {"exact", "end", "boundary", "length"}
+        assert set(written) == {"exact", "end", "boundary", "length", "slid"}
         assert 0 < written["length"] <= SHORTER
+        assert all(dropped == windows for dropped, windows in written["slid"]), family
         if written != restored:
             different[family] = (written, restored)
     assert different == {}

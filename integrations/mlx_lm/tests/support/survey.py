@@ -6,7 +6,9 @@
 `write` prefills a prompt in every family, stores it, and goes on from it; `read`, a fresh process,
 restores it and goes on. What they report are digests of 16 steps' logits, so equal ones mean: bit
 for bit. Done for an exact namespace, for a chain of blocks at the prompt's own length, and at a
-shorter block boundary. The prompt is longer than all windows and chunks.
+shorter block boundary. `slid` is how many leaves with a window had dropped rows when they were
+stored, and of how many: the prompt is longer than all windows and chunks, and so are the steps in
+which it is prefilled.
 """
 
 # ruff: noqa: E402 - a fast BLAS must be in the process before mlx is
@@ -28,7 +30,8 @@ import mlx.core as mx
 import numpy as np
 from families import FAMILIES, LEFT_OUT, build
 from pion_vllm_mlx import PionPromptCache, PrefixStore
-from pion_vllm_mlx.caches import Part, leaves, make_caches
+from pion_vllm_mlx import prefill as prefilling
+from pion_vllm_mlx.caches import Part, kind_of, leaves, make_caches
 from pion_vllm_mlx.layout import read_layout
 from pion_vllm_mlx.prefill import prefill, segments
 from pion_vllm_mlx.processes import pion_server
@@ -40,6 +43,7 @@ PROMPT = [(7 * number + number // 50) % 100 for number in range(400)]
 SHORTER = 390  # a prompt that shares so many tokens, and ends at no boundary
 SUFFIX = [5, 6, 7]
 STEPS = 16
+prefilling.PREFILL_STEP_SIZE = 300
 
 
 def go_on(model: Any, caches: list[Any]) -> str:
@@ -52,11 +56,19 @@ def go_on(model: Any, caches: list[Any]) -> str:
     return hashlib.sha256(np.asarray(mx.stack(logits)).tobytes()).hexdigest()
 
 
+def slid(caches: list[Any]) -> list[int]:
+    """How many leaves with a window have dropped rows, and of how many."""
+    windows = [leaf for leaf in leaves(caches) if kind_of(leaf).window(leaf) and not leaf.empty()]
+    dropped = (kind_of(leaf).rows(leaf)[0].shape[2] < len(PROMPT) for leaf in windows)
+    return [sum(dropped), len(windows)]
+
+
 def write(family: str, port: int) -> Result:
     """Prefill, store, and go on."""
     model = build(family)
     with PionPromptCache(model, port=port, vquant="native", timeout=30) as exact:
-        result = {"exact": go_on(model, exact.get_or_prefill(PROMPT, namespace=family))}
+        caches = exact.get_or_prefill(PROMPT, namespace=family)
+        result = {"exact": go_on(model, caches), "slid": [slid(caches)]}
     with PrefixStore(model, url(port), block_tokens=BLOCK, timeout=30) as store:
         caches = make_caches(model)
         boundary = SHORTER // store.stride * store.stride
@@ -66,6 +78,7 @@ def write(family: str, port: int) -> Result:
             if end == boundary:
                 result |= {"boundary": go_on(model, caches), "length": end}
         result["end"] = go_on(model, caches)
+        result["slid"].append(slid(caches))
     return result
 
 
@@ -73,7 +86,8 @@ def read(family: str, port: int) -> Result:
     """Restore and go on."""
     model = build(family)
     with PionPromptCache(model, port=port, vquant="native", timeout=30) as exact:
-        result = {"exact": go_on(model, exact.get_or_prefill(PROMPT, namespace=family))}
+        caches = exact.get_or_prefill(PROMPT, namespace=family)
+        result = {"exact": go_on(model, caches), "slid": [slid(caches)]}
         errors = [exact.stats()["misses"], exact.stats()["errors"]]
     with PrefixStore(model, url(port), block_tokens=BLOCK, timeout=30) as store:
         for name, tokens in (("boundary", PROMPT[:SHORTER]), ("end", PROMPT)):
@@ -82,6 +96,7 @@ def read(family: str, port: int) -> Result:
             result[name] = go_on(model, caches) if caches is not None else "nothing"
             if name == "boundary":
                 result["length"] = match.length
+        result["slid"].append(slid(caches or []))
         errors += [store.stats()["misses"], store.stats()["errors"]]
     return result if errors == [0, {}, 0, {}] else {**result, "errors": errors}
 
