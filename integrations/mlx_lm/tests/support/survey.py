@@ -149,7 +149,9 @@ length, and for one at a shorter block boundary.
 
 - **rows**: K and V of every token, stored once a block. Any leading run of blocks is a prefix.
 - **windows**: rows of layers that look back only so far. All are stored, so a prefix may end at
-  every block, too, although the live cache could not go back.
+  every block, too, although the live cache could not go back. They come back in the order of their
+  tokens: right after answers, whose tokens came one by one, one more token alone may differ from
+  the live cache's in its last bits; two or more put the ring into that order, too.
 - **states**: what a recurrent layer holds, valid at one length. A prefix ends where one is kept: at
   the ends of prompts, and every 1 to 8 blocks, so that states cost at most twice what the rows do.
 
