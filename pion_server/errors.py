@@ -8,7 +8,7 @@ A message is one sentence for the person who can act on it.
 from __future__ import annotations
 
 import re
-from typing import ClassVar
+from typing import ClassVar, Self
 
 
 class PionError(Exception):
@@ -20,6 +20,14 @@ class PionError(Exception):
         """The text behind `-`: one line, since CR or LF would break the frame."""
         text = " ".join(str(self).splitlines())
         return f"{self.prefix} {text}"
+
+    def as_value(self) -> Self:
+        """The error without its traceback and causes. Those hold on to the frames that it came
+        through, one of which will hold the error: the request in their hands would stay in memory
+        until a garbage collection.
+        """
+        self.__cause__ = self.__context__ = None
+        return self.with_traceback(None)
 
 
 class ProtocolError(PionError):

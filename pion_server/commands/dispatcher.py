@@ -49,7 +49,7 @@ class Dispatcher:
             if tenant is not None and Access.WRITE in command.access:
                 tenant.refuse_lost_writes()
         except PionError as refusal:
-            return refusal
+            return refusal.as_value()
         result = guarded(lambda: command.handler(Context(self.server, client, tenant), args[1:]))
         if isinstance(result, Elsewhere):  # another worker was faster just now
             return Elsewhere(result.worker, command.name)
@@ -128,7 +128,7 @@ def guarded(run: Callable[[], T]) -> T | PionError:
     try:
         return run()
     except PionError as refusal:
-        return refusal
+        return refusal.as_value()
     except Exception:
         log.exception("a command failed; this is a defect of the server")
         return PionError("internal error")

@@ -130,7 +130,7 @@ class Connection(asyncio.BufferedProtocol):
             if everyone is not None:
                 everyone.admit(self._client)
         except PionError as refusal:
-            self._fill(self._outbox.reserve(), refusal)
+            self._fill(self._outbox.reserve(), refusal.as_value())
             self.close()
         self._settle()
 
@@ -193,7 +193,7 @@ class Connection(asyncio.BufferedProtocol):
         try:
             return self.decoder.next_request()
         except ProtocolError as error:
-            self._fill(self._outbox.reserve(), error)
+            self._fill(self._outbox.reserve(), error.as_value())
             self._ended = True
             return None
 
