@@ -5,6 +5,7 @@ refused; with auto_redirect off the refusal is what the caller sees.
 from __future__ import annotations
 
 import asyncio
+import tempfile
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -75,6 +76,25 @@ def test_everything_about_a_foreign_prefix(crew: Any, run: Run) -> None:
     assert members.all()
     assert (bytes(state), dropped, after) == (b"state", 1, False)
     assert connections(owner) - before == 1
+
+
+@pytest.mark.parametrize("lane", ["fast", "unix"])
+def test_the_way_stays_the_same(start_crew: Any, run: Run, lane: str) -> None:
+    """Who came in by the binary lane or a Unix socket goes on there."""
+    with tempfile.TemporaryDirectory(prefix="pion-") as folder:
+        crew = start_crew(2, "--unixsocket", f"{folder}/socket")
+        store_prefix(crew.client(1), "there")
+        first = crew.workers[0]
+        assert first.unixsocket == f"{folder}/socket.0"
+        url = {
+            "fast": f"pion+fast://127.0.0.1:{first.fast_port}",
+            "unix": f"pion+unix://{first.unixsocket}",
+        }[lane]
+        before = connections(crew.client(1))
+        for door in (url, crew.server.urls[lane]):
+            (found,) = run(door, calls.prefix_fetch("there"))
+            assert bytes(found.rows[0][0]) == ROWS.tobytes()
+        assert connections(crew.client(1)) > before
 
 
 def test_only_what_was_refused_is_repeated(crew: Any, run: Run) -> None:
