@@ -1,56 +1,79 @@
-"""A server to ask, K/V to ask about, and the oracle: softmax in float64."""
+"""Servers to ask, by what computes there."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
+from softmax_oracle import Doubles, as_kept, assert_near, attention
 
+from pion_server.attention.base import Floats, Partial
 from pion_server.client import Client
 
+from ..access.conftest import Raw
+from ..conftest import finish_pion, launch_pion
+
 SECONDS = 60.0
-Array = npt.NDArray[Any]
+OPTIONS = {
+    "numpy": ["--metal-attention"],
+    "numpy fp16": ["--attention", "numpy", "--metal-attention-fp16"],
+    "mlx": ["--attention", "mlx"],
+}
 
 
-def oracle(
-    queries: Array, keys: Array, values: Array, head_map: Any = None, seen: Any = None
-) -> tuple[Array, Array]:
-    """Attention of queries (H_q, M, D) over (H, N, D): out (H_q, M, D) and LSE (H_q, M), float64.
-    `seen`, bool and broadcast to (H_q, M, N), says which rows a query sees."""
-    heads = np.arange(len(queries)) if head_map is None else np.asarray(head_map, int)
-    k, v = (np.asarray(side, np.float64)[heads] for side in (keys, values))
-    scores = np.einsum("hmd,hnd->hmn", np.asarray(queries, np.float64), k)
-    scores /= np.sqrt(queries.shape[-1])
-    if seen is not None:
-        scores = np.where(seen, scores, -np.inf)
-    top = scores.max(-1, keepdims=True, initial=-1e300)
-    weights = np.exp(scores - top)
-    total = weights.sum(-1, keepdims=True)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        out = np.where(total > 0, np.einsum("hmn,hnd->hmd", weights / total, v), 0)
-        return out, np.where(total > 0, np.log(total) + top, -np.inf)[..., 0]
+class Served:
+    """A connection to a server, the backend there, and what its answers have to be near to."""
+
+    def __init__(self, backend: str, port: int, client: Client) -> None:
+        self.backend = backend
+        self.client = client
+        self._port = port
+
+    @contextmanager
+    def raw(self) -> Iterator[Raw]:
+        """A connection whose replies are the bytes they are."""
+        raw = Raw(self._port)
+        yield raw
+        raw.close()
+
+    def check(
+        self,
+        out: Floats,
+        lse: Floats | None,
+        queries: Floats,
+        keys: Floats,
+        values: Floats,
+        head_map: Any,
+        seen: Any = True,
+        sent_along: int = 0,
+    ) -> None:
+        """Against softmax in float64 over what is kept, and over the last rows as they were sent.
+        An LSE of None is none to compare."""
+        kept = [self._kept(side, sent_along) for side in (keys, values)]
+        wanted: tuple[Doubles, Doubles]
+        wanted = attention(queries, *kept, np.asarray(head_map, np.uint8), seen)
+        got = Partial(out, wanted[1].astype(np.float32) if lse is None else lse)
+        assert_near(got, wanted, queries, *kept)
+
+    def _kept(self, side: Floats, sent_along: int) -> Floats:
+        stored = side.shape[1] - sent_along
+        return np.concatenate([as_kept(self.backend, side[:, :stored]), side[:, stored:]], axis=1)
 
 
-def even(query_heads: int, heads: int) -> Array:
-    """The head map of equal groups."""
-    return np.repeat(np.arange(heads, dtype=np.uint8), query_heads // heads)
-
-
-def near(got: Array, wanted: Array, error: float = 2e-5) -> None:
-    """fp32 results against float64 ones: cosine and largest error."""
-    assert got.shape == wanted.shape
-    assert got.dtype == np.float32
-    a, b = got.astype(np.float64).ravel(), wanted.ravel()
-    assert a @ b >= 0.9999 * np.linalg.norm(a) * np.linalg.norm(b)
-    assert np.abs(a - b).max() <= error * max(1.0, np.abs(b).max())
-
-
-def random(*shape: int, seed: int = 0, scale: float = 1.0) -> Array:
-    return (np.random.default_rng(seed).standard_normal(shape) * scale).astype(np.float32)
+@pytest.fixture(params=list(OPTIONS), scope="session")
+def served(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Served]:
+    """Each backend behind a real server."""
+    backend = str(request.param)
+    server = launch_pion(tmp_path_factory.mktemp("attention") / "log", *OPTIONS[backend])
+    with Client(server.url, timeout=SECONDS) as client:
+        yield Served(backend, server.port, client)
+    finish_pion(server)
 
 
 _names = itertools.count()
@@ -60,13 +83,6 @@ _names = itertools.count()
 def sid() -> str:
     """A session id that nobody has used."""
     return f"attention-{next(_names)}"
-
-
-@pytest.fixture(scope="session")
-def client(pion_server: Any) -> Iterator[Client]:
-    """One connection to the shared server."""
-    with Client(pion_server.url, timeout=SECONDS) as client:
-        yield client
 
 
 @pytest.fixture
