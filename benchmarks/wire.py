@@ -5,13 +5,16 @@
 Every round stores and fetches one blob of 4, 32 and 256 MB each way, in turn. All of them send from
 the same buffer and receive into one buffer that was used before, except redis-py, which has no such
 call. Raw sockets: the same bytes between two processes with sendall and recv_into, nothing kept.
+Pion and Redis over a Unix socket stand beside them, as the way between processes of one machine.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import multiprocessing
 import socket
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -67,29 +70,31 @@ class Raw:
 
 
 class Pion:
-    def __init__(self, port: int, into: memoryview) -> None:
-        self._client = Client(f"pion://127.0.0.1:{port}", timeout=60)
-        self._client.v_create(b"bench", DIM, "fp16")
+    def __init__(self, url: str, into: memoryview) -> None:
+        self._client = Client(url, timeout=60)
+        self._session = url.encode()
+        self._client.v_create(self._session, DIM, "fp16")
         self._into = into
 
     def store(self, blob: memoryview) -> None:
         rows = len(blob) // ROW_BYTES
-        self._client.v_storebatch(b"bench", 0, 0, rows, blob, fmt="NATIVE")
+        self._client.v_storebatch(self._session, 0, 0, rows, blob, fmt="NATIVE")
 
     def fetch(self, nbytes: int) -> None:
         into = self._into[:nbytes]
-        self._client.v_fetch(b"bench", 0, 0, nbytes // ROW_BYTES, fmt="NATIVE", into=into)
+        self._client.v_fetch(self._session, 0, 0, nbytes // ROW_BYTES, fmt="NATIVE", into=into)
 
 
 class Redis:
-    def __init__(self, port: int) -> None:
-        self._client = redis_py.Redis(port=port, socket_timeout=60)
+    def __init__(self, client: redis_py.Redis, key: str) -> None:
+        self._client = client
+        self._key = key
 
     def store(self, blob: memoryview) -> None:
-        self._client.set("bench", blob)
+        self._client.set(self._key, blob)
 
     def fetch(self, nbytes: int) -> None:
-        assert len(self._client.get("bench")) == nbytes
+        assert len(self._client.get(self._key)) == nbytes
 
 
 def measure(
@@ -124,11 +129,18 @@ def main() -> None:
     source = np.random.default_rng(1).integers(0, 256, max(SIZES_MB) << 20, np.uint8).data
     into = np.zeros(max(SIZES_MB) << 20, np.uint8).data
     figures: dict[str, dict[str, Any]] = {}
-    with harness.pion() as pion_port, harness.redis() as redis_port:
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as servers:
+        pion_path, redis_path = f"{folder}/pion", f"{folder}/redis"
+        pion_port = servers.enter_context(harness.pion("--unixsocket", pion_path))
+        redis_port = servers.enter_context(harness.redis("--unixsocket", redis_path))
         peers = {
             "raw": Raw(listener, into),
-            "pion": Pion(pion_port, into),
-            "redis-py": Redis(redis_port),
+            "pion": Pion(f"pion://127.0.0.1:{pion_port}", into),
+            "redis-py": Redis(redis_py.Redis(port=redis_port, socket_timeout=60), "tcp"),
+            "pion, unix": Pion(f"pion+unix://{pion_path}", into),
+            "redis-py, unix": Redis(
+                redis_py.Redis(unix_socket_path=redis_path, socket_timeout=60), "unix"
+            ),
         }
         for size in SIZES_MB:
             seconds = measure(peers, source[: size << 20], chosen.rounds)
@@ -136,6 +148,10 @@ def main() -> None:
             for way, by_peer in seconds.items():
                 row[f"{way}_vs_raw"] = harness.ratio(by_peer["raw"], by_peer["pion"])
                 row[f"{way}_vs_redis"] = harness.ratio(by_peer["redis-py"], by_peer["pion"])
+                row[f"{way}_raw_vs_redis"] = harness.ratio(by_peer["redis-py"], by_peer["raw"])
+                row[f"{way}_unix_vs_redis"] = harness.ratio(
+                    by_peer["redis-py, unix"], by_peer["pion, unix"]
+                )
                 row[f"{way}_gb_s"] = {
                     name: harness.summary([(size << 20) / 1e9 / s for s in samples])
                     for name, samples in by_peer.items()
@@ -147,7 +163,7 @@ def main() -> None:
     groups = [f"{way} {size}" for size in figures for way in ("store", "fetch")]
     series = {
         name: [figures[g.split()[1]][f"{g.split()[0]}_gb_s"][name]["median"] for g in groups]
-        for name in ("raw", "pion", "redis-py")
+        for name in peers
     }
     harness.bars(chosen.json, "Moving stored rows over loopback", "GB/s (median)", groups, series)
 

@@ -13,15 +13,14 @@ again: what it leaves unread is at most one line or one small bulk, so scratch n
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import re
-import sys
 from typing import ClassVar
 
 import numpy as np
 
 from pion_server.errors import ProtocolError
+from pion_server.wire.blocks import AVAILABLE, BLOCKS, MAPPED_FROM
 from pion_server.wire.limits import BY_REFERENCE, MAX_LINE, RESERVE
 from pion_server.wire.values import Payload
 
@@ -52,12 +51,10 @@ class LargeBulk:
         self._growing: mmap.mmap | None = None
         if into is not None:
             self._view = into
-        elif sys.platform == "linux" and nbytes > RESERVE:
+        elif AVAILABLE and nbytes >= MAPPED_FROM:
             # resize() of a mapping moves its pages (mremap), huge ones as such. An ndarray's would
             # copy them: numpy's advice for huge pages keeps realloc() from moving.
-            self._growing = mmap.mmap(-1, RESERVE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            with contextlib.suppress(OSError):  # a kernel without huge pages
-                self._growing.madvise(mmap.MADV_HUGEPAGE)
+            self._growing = BLOCKS.take(nbytes, RESERVE)
             self._view = memoryview(self._growing)
         else:
             # Leaves pages untouched, and on Linux asks for huge ones: fewer page faults. Where
@@ -70,9 +67,13 @@ class LargeBulk:
     def complete(self) -> bool:
         return self.filled == self.nbytes
 
-    @property
     def payload(self) -> memoryview:
-        return self._view
+        """The bytes, once they are all there; to be asked for once."""
+        if self._growing is None:
+            return self._view
+        self._lent.release()
+        self._view.release()
+        return BLOCKS.lend(self._growing)
 
     def room(self) -> memoryview:
         """The unfilled rest of what is reserved; valid until the next call."""
@@ -194,7 +195,7 @@ class Receiver:
             return None
         if self._scratch[end:behind] != self.TRAILER:
             raise ProtocolError("expected CRLF after a bulk")
-        payload = self._scratch[self._at : end] if large is None else large.payload
+        payload = self._scratch[self._at : end] if large is None else large.payload()
         if self._into is not None and large is None:
             self._into[:] = payload
             payload = self._into

@@ -104,7 +104,7 @@ def test_replies_come_back_as_they_were_encoded(
 ) -> None:
     data = b"".join(piece for reply in sent for piece in encode_reply(reply, proto))
     expected = [received(reply, proto) for reply in sent]
-    with patch.object(receive, "RESERVE", BY_REFERENCE + 100):
+    with patch.multiple(receive, RESERVE=BY_REFERENCE + 100, MAPPED_FROM=BY_REFERENCE + 100):
         assert [seen(value) for value in replies_of(ReplyDecoder(Limits()), data)] == expected
         cut = replies_of(ReplyDecoder(Limits()), data, sizes)
     assert repr([seen(value) for value in cut]) == repr(expected)  # 1, 1.0 and True apart

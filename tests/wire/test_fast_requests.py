@@ -113,7 +113,7 @@ def test_every_chunking_decodes_alike(
 ) -> None:
     data = b"".join(bytes(part) for item in items for part in encode_fast_request(item)) + end
     expected = [[str(item[0]).encode(), *item[1:]] for item in items]
-    with patch.object(receive, "RESERVE", BY_REFERENCE + 5_000):
+    with patch.multiple(receive, RESERVE=BY_REFERENCE + 5_000, MAPPED_FROM=BY_REFERENCE + 5_000):
         whole = requests_of(FastRequestDecoder(Limits()), data)
         cut = requests_of(FastRequestDecoder(Limits()), data, sizes)
     assert whole == cut
@@ -206,7 +206,9 @@ tokens = st.sampled_from(
 def test_noise_makes_only_protocol_errors(
     requests_of: Decode, data: bytes, sizes: list[int]
 ) -> None:
-    with patch.object(receive, "RESERVE", receive.SCRATCH):  # checked at every buffer handed out
+    with patch.multiple(
+        receive, RESERVE=receive.SCRATCH, MAPPED_FROM=receive.SCRATCH
+    ):  # checked at every buffer handed out
         whole = requests_of(FastRequestDecoder(Limits()), data)
         cut = requests_of(FastRequestDecoder(Limits()), data, sizes)
     assert cut == whole
