@@ -21,6 +21,7 @@ from pion_server.config import Config, is_loopback
 from pion_server.errors import PionError
 from pion_server.net.connection import Connection
 from pion_server.net.door import Door
+from pion_server.net.garbage import look_once
 from pion_server.net.listening import Entrance, entrances
 from pion_server.net.lobby import ROOM, Lobby
 from pion_server.net.memory import reuse_freed_blocks
@@ -174,6 +175,7 @@ async def serve(config: Config) -> None:
     """Run a server until SIGTERM or SIGINT."""
     server = PionServer(within_open_files(config))
     stopping = stop_signal()
+    look_once()
     with entrances(config, [(config.port, config.unixsocket)]) as (entrance,):
         await server.start(entrance)
         log_entrance(config, entrance)
