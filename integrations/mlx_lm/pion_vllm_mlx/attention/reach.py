@@ -12,7 +12,12 @@ from typing import NoReturn
 import mlx.core as mx
 
 from pion_vllm_mlx.attention.held import mapped
-from pion_vllm_mlx.attention.suffix import Query, SuffixCache, UnsupportedAttentionError
+from pion_vllm_mlx.attention.suffix import (
+    Query,
+    SuffixCache,
+    UnsupportedAttentionError,
+    plain,
+)
 from pion_vllm_mlx.caches import Part
 from pion_vllm_mlx.layout import Layout
 from pion_vllm_mlx.model import Cache, Model
@@ -41,14 +46,7 @@ class Probe(SuffixCache):
 
     def _attend(self, query: Query) -> mx.array:
         self.sinks = query.sinks is not None
-        return mx.fast.scaled_dot_product_attention(
-            query.queries,
-            self._keys,
-            query.values,
-            scale=query.scale,
-            mask=query.mask,
-            sinks=query.sinks,
-        )
+        return plain(query._replace(keys=self._keys))
 
 
 def suffixed(

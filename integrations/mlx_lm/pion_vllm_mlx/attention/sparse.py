@@ -13,7 +13,7 @@ import mlx.core as mx
 
 from pion_vllm_mlx.attention.held import Rows
 from pion_vllm_mlx.attention.merge import Partial, merged, rows_of
-from pion_vllm_mlx.attention.suffix import Query, SuffixCache
+from pion_vllm_mlx.attention.suffix import Query, SuffixCache, plain
 
 
 class Sparse(NamedTuple):
@@ -33,12 +33,14 @@ class SparseCache(SuffixCache):
         self._means = block_means(rows.views()[0][0], sparse.block)
 
     def _attend(self, query: Query) -> mx.array:
+        if not self._tokens:  # trimmed to nothing
+            return plain(query)
         rows = rows_of(query)
         return merged(query, rows, self._partial(rows))
 
     def _partial(self, queries: mx.array) -> Partial:
         """Attention of (H_kv, R, D) over the blocks that each of them picks."""
-        block, tokens = self._sparse.block, self._rows.tokens
+        block, tokens = self._sparse.block, self._tokens
         chosen = best(queries @ self._means.swapaxes(-1, -2), self._sparse.blocks)
         numbers = (chosen[..., None] * block + mx.arange(block)).reshape(*queries.shape[:2], -1)
         there = numbers < tokens  # the last block may be short

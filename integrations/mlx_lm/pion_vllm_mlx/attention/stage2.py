@@ -181,8 +181,9 @@ class Stage2:
                 fill_states(caches, self._layout, states)
             self._lane.prepare(target)
         except Unavailable as error:
+            why = error.__cause__ or "the server failed a moment ago"
             raise PrefixUnavailableError(
-                f"{namespace} cannot be continued ({error.__cause__}): call get_or_prefill first"
+                f"{namespace} cannot be continued ({why}): call get_or_prefill first"
             ) from error
         return caches
 

@@ -37,6 +37,14 @@ class Query(NamedTuple):
     sinks: mx.array | None
 
 
+def plain(query: Query) -> mx.array:
+    """mlx's own attention."""
+    queries, keys, values, mask, scale, sinks = query
+    return mx.fast.scaled_dot_product_attention(
+        queries, keys, values, scale=scale, mask=mask, sinks=sinks
+    )
+
+
 class SuffixCache(ABC):
     """In the place of a KVCache that has seen the `tokens` tokens of a prefix."""
 
@@ -50,6 +58,8 @@ class SuffixCache(ABC):
 
         Raises UnsupportedAttentionError where the model asks for something else.
         """
+        if len(query.queries) != 1:
+            raise UnsupportedAttentionError("it runs several sequences at a time")
         if query.keys is not self._given:
             raise UnsupportedAttentionError("it attends to other keys than its cache gave it")
         rows = query.queries.shape[2] * query.keys.shape[2]
@@ -61,12 +71,15 @@ class SuffixCache(ABC):
         return self._attend(query)
 
     @abstractmethod
-    def _attend(self, query: Query) -> mx.array: ...
+    def _attend(self, query: Query) -> mx.array:
+        """The same, of a query that was checked."""
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Append K and V; all rows of the suffix."""
         if self._given is not None:
-            raise UnsupportedAttentionError("it does not use the attention function of mlx-lm")
+            raise UnsupportedAttentionError(
+                "it does not use mlx-lm's attention function, or the patch was taken away"
+            )
         self._given, rows = self._suffix.update_and_fetch(keys, values)
         return self._given, rows
 
@@ -120,9 +133,12 @@ class SuffixCache(ABC):
         return False
 
     def is_trimmable(self) -> bool:
-        """As far back as the prefix ends."""
+        """Into the prefix, too."""
         return True
 
     def trim(self, n: int) -> int:
-        """Forget the last `n` tokens, at most those of the suffix; how many that were."""
-        return int(self._suffix.trim(n))
+        """Forget the last `n` tokens, or all; how many that were."""
+        trimmed = int(self._suffix.trim(n))
+        hidden = min(n - trimmed, self._tokens)
+        self._tokens -= hidden
+        return trimmed + hidden

@@ -4,12 +4,14 @@ For every layer of a step, the queries are evaluated, since MLX cannot call out 
 Only they travel, (H_q, M, D), however long prefix and suffix are; the suffix's rows stay lazy.
 
 If the server fails in the midst of an answer, the prefix is fetched from it as rows, or prefilled
-again where even that fails, and the answer goes on in this process.
+again where even that fails, and the answer goes on in this process. It does as well where a cache
+is trimmed into its prefix: the server always attends to all of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
 import mlx.core as mx
 import numpy as np
@@ -18,7 +20,7 @@ from pion_server.client import calls
 from pion_vllm_mlx.attention.lane import Lane, Target
 from pion_vllm_mlx.attention.merge import Partial, merged, rows_of, visible
 from pion_vllm_mlx.attention.sparse import Sparse
-from pion_vllm_mlx.attention.suffix import Query, SuffixCache
+from pion_vllm_mlx.attention.suffix import Query, SuffixCache, plain
 from pion_vllm_mlx.remote import Unavailable
 
 Sides = list[mx.array]
@@ -56,13 +58,12 @@ class WireCache(SuffixCache):
         self._layer = layer
 
     def _attend(self, query: Query) -> mx.array:
-        if self._prefix.sides is None:
-            try:
+        if self._prefix.sides is None and self._tokens == self._prefix.tokens:
+            with suppress(Unavailable):
                 return self._ask(query)
-            except Unavailable:
-                pass
-        sides = self._prefix.recovered()
-        return continued(query, sides[2 * self._layer], sides[2 * self._layer + 1])
+        # The server failed, or the cache was trimmed into the prefix, which the server has whole.
+        keys, values = self._prefix.recovered()[2 * self._layer :][:2]
+        return continued(query, keys[..., : self._tokens, :], values[..., : self._tokens, :])
 
     def _ask(self, query: Query) -> mx.array:
         rows = rows_of(query)
@@ -121,11 +122,10 @@ def continued(query: Query, keys: mx.array, values: mx.array) -> mx.array:
     if isinstance(mask, mx.array):
         whole = mx.ones((query.queries.shape[2], keys.shape[2]), mx.bool_)
         mask = mx.concatenate([whole, visible(query)], axis=-1)
-    return mx.fast.scaled_dot_product_attention(
-        query.queries,
-        mx.concatenate([keys, query.keys], axis=2),
-        mx.concatenate([values, query.values], axis=2),
-        scale=query.scale,
-        mask=mask,
-        sinks=query.sinks,
+    return plain(
+        query._replace(
+            keys=mx.concatenate([keys, query.keys], axis=2),
+            values=mx.concatenate([values, query.values], axis=2),
+            mask=mask,
+        )
     )
