@@ -26,8 +26,7 @@ def narrow(values: Floats) -> Halves:
 
 
 def widen(halves: Halves) -> Floats:
-    """The same numbers in fp32, exactly. There is no infinity and no NaN among them: `narrow`
-    made none."""
+    """The same numbers in fp32, exactly: `narrow` makes no infinity. A NaN becomes some number."""
     wide = halves.view(np.int16).astype(np.int32)
     np.left_shift(wide, MANTISSA_SHIFT, out=wide)
     np.bitwise_and(wide, ~SIGN_COPIES, out=wide)

@@ -71,6 +71,7 @@ def prefix_spans(
     return np.stack([start, np.full(count, rows)], axis=1)
 
 
+@np.errstate(divide="ignore", over="ignore", invalid="ignore")
 def merge(first: Partial, second: Partial) -> Partial:
     """Attention over the rows of both, which have none in common: each output weighs the
     exponential of its LSE (online softmax, arXiv:1805.02867)."""
@@ -78,8 +79,7 @@ def merge(first: Partial, second: Partial) -> Partial:
     top[np.isneginf(top)] = 0  # neither saw a row
     weights = np.exp(first.lse - top), np.exp(second.lse - top)
     total: Floats = weights[0] + weights[1]
-    with np.errstate(divide="ignore"):
-        lse = np.log(total) + top
+    lse = np.log(total) + top
     total[total == 0] = 1
     shares = [(weight / total)[..., None] for weight in weights]
     return Partial(first.out * shares[0] + second.out * shares[1], lse)

@@ -112,6 +112,7 @@ def _tiles(rows: Floats | Halves, queries: Floats) -> Iterator[tuple[slice, Floa
         yield tile, _wide(rows[:, tile])
 
 
+@np.errstate(over="ignore", invalid="ignore")  # a query may hold infinities and NaN: its affair
 def _attend(
     keys: Floats | Halves, values: Floats | Halves, queries: Floats, spans: Spans | None
 ) -> Partial:

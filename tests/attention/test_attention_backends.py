@@ -3,6 +3,7 @@ shapes, the head map, the rows that a query sees and the size of the logits."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from unittest.mock import patch
 
@@ -22,7 +23,8 @@ from softmax_oracle import (
     spans,
 )
 
-from pion_server.attention.base import AttentionBackend
+from pion_server.attention.base import AttentionBackend, Partial
+from pion_server.attention.merge import fused
 
 BUDGET = settings(max_examples=40, deadline=None)
 SEEDS = st.integers(0, 2**32 - 1)
@@ -192,3 +194,23 @@ def test_rows_at_odd_addresses_or_far_apart_are_taken_as_well(
     got = backend.resident(keys, values).attend(queries, head_map)
     keys, values = as_kept(name, keys), as_kept(name, values)
     assert_near(got, attention(queries, keys, values, head_map), queries, keys, values)
+
+
+@pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf, 3e38])
+def test_a_query_that_is_no_number_spoils_no_other(
+    name: str, backend: AttentionBackend, poison: float
+) -> None:
+    keys, values = normal(12, 2, 2, 40, 16)
+    queries = normal(13, 2, 5, 16)
+    bad = queries.copy()
+    bad[:, 2] = poison
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        prefix = backend.resident(keys, values)
+        got = fused(prefix, backend.transient(keys, values), bad, ONE_EACH)
+    keys, values = (np.concatenate([as_kept(name, s), s], axis=1) for s in (keys, values))
+    seen = np.arange(80) <= np.arange(75, 80)[:, None]
+    out, lse = attention(queries, keys, values, ONE_EACH, seen)
+    good = [0, 1, 3, 4]
+    rest = Partial(got.out[:, good], got.lse[:, good])
+    assert_near(rest, (out[:, good], lse[:, good]), queries, keys, values)
