@@ -1,0 +1,181 @@
+"""Invariant: nothing that takes long is done on the event loop, a backend is used by one thread at
+a time, and what changes while work is under way is noticed when it ends.
+"""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+import pytest
+from softmax_oracle import normal
+
+from pion_server.attention.base import AttentionBackend
+from pion_server.attention.engine import INLINE_SECONDS, Cost, Engine
+from pion_server.commands.registry import Job
+from pion_server.errors import PionError
+from pion_server.wire.values import OK, Status
+
+from ..commands.conftest import Session
+
+SMALL, LARGE = Cost(), Cost(nbytes=1e12)
+KV = normal(1, 2, 1, 3, 4)
+BLOBS = [side.tobytes() for side in KV]
+ROW = bytes(16)
+QUERY = ["ATTEND.PREFIX.QUERY", "s", "0", "1", "4", "0", ROW]
+
+
+def ready(name: str = "numpy") -> Engine:
+    """Its backend is there."""
+    engine = Engine(name)
+    assert finished(engine.do(lambda backend: backend.name, SMALL)) == name
+    return engine
+
+
+def finished(made: Any) -> Any:
+    return made.result() if isinstance(made, Future) else made
+
+
+def thread(backend: AttentionBackend) -> str:
+    return threading.current_thread().name
+
+
+def test_the_first_use_of_any_backend_is_on_another_thread() -> None:
+    """It may have to be imported."""
+    assert finished(Engine().do(thread, SMALL)).startswith("pion-attention")
+
+
+def test_small_work_is_done_at_once_and_large_work_elsewhere() -> None:
+    engine = ready()
+    assert engine.do(thread, SMALL) == threading.current_thread().name
+    made = engine.do(thread, LARGE)
+    assert isinstance(made, Future)
+    assert made.result().startswith("pion-attention")
+
+
+def test_mlx_is_always_on_the_same_thread() -> None:
+    engine = ready("mlx")
+    threads = {finished(engine.do(thread, cost)) for cost in (SMALL, LARGE, SMALL)}
+    assert len(threads) == 1
+    assert threads != {threading.current_thread().name}
+
+
+def test_a_busy_backend_is_not_waited_for() -> None:
+    engine, began, go = ready(), threading.Event(), threading.Event()
+
+    def wait(backend: AttentionBackend) -> bool:
+        began.set()
+        return go.wait(20)
+
+    waiting = engine.do(wait, LARGE)
+    assert began.wait(20)
+    behind = engine.do(thread, SMALL)
+    assert isinstance(behind, Future)
+    assert not behind.done()
+    go.set()
+    assert finished(waiting)
+    assert behind.result().startswith("pion-attention")
+    assert engine.do(thread, SMALL) == threading.current_thread().name
+
+
+def test_an_error_leaves_the_backend_free() -> None:
+    engine = ready()
+
+    def fail(backend: AttentionBackend) -> None:
+        raise PionError("no")
+
+    for cost in (SMALL, LARGE):
+        with pytest.raises(PionError, match="no"):
+            finished(engine.do(fail, cost))
+        assert engine.do(thread, SMALL) == threading.current_thread().name
+
+
+def test_a_closed_engine_drops_what_waits() -> None:
+    engine, go = ready(), threading.Event()
+    engine.do(lambda backend: go.wait(20), LARGE)
+    behind = engine.do(thread, LARGE)
+    engine.close()
+    go.set()
+    assert isinstance(behind, Future)
+    assert behind.cancelled()
+
+
+@pytest.mark.parametrize(
+    ("kept", "queries", "inline"),
+    [
+        ((8, 2048, 64), (8, 1, 64), True),  # a decode step of a model of 1 B
+        ((8, 512, 128), (32, 1, 128), True),
+        ((8, 32_768, 128), (32, 1, 128), False),
+        ((8, 2048, 128), (32, 16, 128), False),
+    ],
+)
+def test_what_counts_as_small(kept: Any, queries: Any, inline: bool) -> None:
+    assert (Cost.of_attention(kept, queries).seconds <= INLINE_SECONDS) is inline
+
+
+def at_once(session: Session, *words: Any) -> Any:
+    """A reply, whether it takes a job or not."""
+    made = session(*words)
+    return made.finish(finished(made.work)) if isinstance(made, Job) else made
+
+
+@pytest.fixture
+def session() -> Session:
+    """A namespace `ns` of one layer, whose backend has not been used."""
+    session = Session()
+    at_once(session, "KV.PREFIX.REGISTER", "ns", "4", "fp32", "LAYERS", "1", "TOKENS", "3")
+    at_once(session, "KV.PREFIX.STORE", "ns", "0", "3", "DATA", *BLOBS)
+    return session
+
+
+CHANGES = {
+    "overwritten": [["KV.PREFIX.STORE", "ns", "0", "1", "DATA", ROW, ROW]],
+    "one side": [["V.STOREBATCH", "ns_pv", "0", "2", "1", ROW]],
+    "another layer": [["KV.PREFIX.STORE", "ns", "0", "1", "LAYERS", "1", "2", "DATA", ROW, ROW]],
+    "dropped": [["KV.PREFIX.DROP", "ns"]],
+    "replaced": [
+        ["KV.PREFIX.DROP", "ns"],
+        ["KV.PREFIX.REGISTER", "ns", "4", "fp32"],
+        ["KV.PREFIX.STORE", "ns", "0", "3", "DATA", *BLOBS],
+    ],
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_rows_that_change_while_they_get_warm(session: Session, change: str) -> None:
+    job = session("KV.PREFIX.WARM", "ns", "1", "4")
+    assert isinstance(job, Job)
+    items = finished(job.work)
+    for words in CHANGES[change]:
+        assert not isinstance(at_once(session, *words), PionError)
+    lookup = ["ATTEND.PREFIX.LOOKUP", "ns", "0"]
+    if change == "another layer":
+        assert job.finish(items) == Status("1")
+        assert session(*lookup) == Status("HIT")
+    else:
+        assert "changed while it was getting warm; nothing is kept" in str(job.finish(items))
+        assert session(*lookup) == Status("MISS")
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_query_under_way_keeps_its_state(session: Session, change: str) -> None:
+    assert at_once(session, "ATTEND.PREFIX.STORE", "s", "0", "1", "3", "4", *BLOBS) == OK
+    wanted = bytes(at_once(session, *QUERY))
+    session.tenant.engine._backend = None  # so that it is not done at once
+    job = session(*QUERY)
+    assert isinstance(job, Job)
+    for words in (["KV.PREFIX.DROP", "s"], *CHANGES[change]):
+        at_once(session, *words)
+    assert bytes(job.finish(finished(job.work))) == wanted
+    assert "session not found" in str(session(*QUERY))
+
+
+def test_numbers_do_not_warn() -> None:
+    """Overflow and NaN are answers, not accidents: nothing of them is in the server's log."""
+    session = Session()
+    bad = np.array([[np.nan, np.inf, -np.inf, 3e38]] * 3, np.float32).tobytes()
+    at_once(session, "ATTEND.PREFIX.STORE", "s", "0", "1", "3", "4", bad, bad)
+    with np.errstate(all="raise"):
+        assert len(at_once(session, *QUERY[:-1], bad[:16])) == 16
