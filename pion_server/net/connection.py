@@ -90,7 +90,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         self.decoder.buffer_updated(nbytes)
-        self._pump()
+        if not self.decoder.in_bulk:  # a large one comes in hundreds of reads
+            self._pump()
 
     def eof_received(self) -> bool:
         """The client will send no more, but may still read: what it asked for is delivered. Not

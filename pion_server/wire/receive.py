@@ -133,6 +133,12 @@ class Receiver:
         elif self._broken is None:  # else dropped, so that the peer can read the error in peace
             self._end += nbytes
 
+    @property
+    def in_bulk(self) -> bool:
+        """Whether what was received last ended within a large bulk, so that nothing new is
+        complete."""
+        return self._large is not None and not self._large.complete
+
     def _to_front(self) -> None:
         unread = self._end - self._at
         if unread == SCRATCH:
