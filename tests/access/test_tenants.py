@@ -89,16 +89,20 @@ def test_the_same_names_are_different_things(two_tenants: Any, dial: Any) -> Non
         assert raw.ask("V.STOREBATCH", "s", 0, 0, 1, row) == b"+OK\r\n"
         assert raw.ask("KV.PREFIX.REGISTER", "n", 4, "fp32") == b"+OK\r\n"
         assert raw.ask("KV.PREFIX.STORE", "n", 0, 1, "DATA", row, row) == b"+OK\r\n"
+        assert raw.ask("KV.PREFIX.WARM", "n", 1, 4) == b"+1\r\n"
     for raw, row in rows.items():
         bulk = b"$16\r\n" + row + b"\r\n"
         assert raw.ask("GET", "k") == bulk
         assert raw.ask("V.FETCH", "s", 0, 0) == bulk
         assert raw.ask("KV.PREFIX.FETCH", "n").endswith(bulk * 2)
+        assert raw.ask("ATTEND.PREFIX.QUERY", "n", 0, 1, 4, 0, bytes(16)) == bulk
     assert alice.ask("FLUSHALL") == b"+OK\r\n"
     assert alice.ask("KV.PREFIX.DROP", "n") == b":1\r\n"
     assert bob.ask("EXISTS", "k") == b":1\r\n"
     assert bob.ask("KV.PREFIX.LOOKUP", "n") == b"+HIT\r\n"
     assert alice.ask("KV.PREFIX.LOOKUP", "n") == b"+MISS\r\n"
+    assert alice.ask("ATTEND.PREFIX.LOOKUP", "n", 0) == b"+MISS\r\n"
+    assert bob.ask("ATTEND.PREFIX.LOOKUP", "n", 0) == b"+HIT\r\n"
 
 
 def test_one_connection_is_whoever_it_logged_in_as_last(two_tenants: Any, dial: Any) -> None:
@@ -148,6 +152,24 @@ def test_a_quota_is_of_its_tenant_alone(two_tenants: Any, dial: Any) -> None:
     assert bob.ask("CONFIG", "GET", "maxmemory").endswith(b"\r\n800000\r\n")
     assert alice.ask("SET", "too large", "x" * 201_000).startswith(b"-OOM")
     assert bob.ask("MSET", "b8", "x" * 500_000, "b9", "x" * 400_000).startswith(b"-OOM")
+
+
+def test_attention_state_has_a_share_for_each_tenant(two_tenants: Any, dial: Any) -> None:
+    server = two_tenants("--attend-slots", "2", "--attend-memory", "1000")
+    alice, bob = dial(server.port, "alice"), dial(server.port, "bob")
+
+    def states(raw: Any, names: str) -> list[bytes]:
+        return [raw.ask("ATTEND.PREFIX.LOOKUP", name, 0)[1:-2] for name in names]
+
+    for name in "xyz":
+        assert bob.ask("ATTEND.PREFIX.STORE", name, 0, 1, 1, 4, bytes(16), bytes(16)) == b"+OK\r\n"
+    for name in "abc":  # 400 bytes each, of 500
+        blob = bytes(200)
+        assert alice.ask("ATTEND.PREFIX.STORE", name, 0, 1, 50, 1, blob, blob) == b"+OK\r\n"
+    assert states(alice, "abc") == [b"COLD", b"COLD", b"HIT"]
+    assert states(bob, "xyz") == [b"COLD", b"HIT", b"HIT"]
+    large = alice.ask("ATTEND.PREFIX.STORE", "d", 0, 1, 100, 1, bytes(400), bytes(400))
+    assert large.startswith(b"-OOM ")
 
 
 def test_only_logging_in_knows_of_other_tenants() -> None:
