@@ -135,8 +135,94 @@ def test_binary_arguments() -> None:
     assert sent(calls.set_(b"\0\r\n\xff", ROWS))[1:] == [b"\0\r\n\xff", ROWS.tobytes()]
 
 
+HEADS = np.ones((2, 3, 4), np.float32)  # of queries: two heads, three queries, four values
+ONE = HEADS[:, :1].copy()
+SUFFIX = np.zeros((1, 5, 4), np.float32)
+Q, Q1, S = (each.tobytes() for each in (HEADS, ONE, SUFFIX))
+ATTENTION: list[tuple[Call[Any], list[Any]]] = [
+    (calls.attend_store("s", 1, SUFFIX, SUFFIX), ["STORE s 1 1 5 4", S, S]),
+    (calls.attend_lookup("s", 1), ["LOOKUP s 1"]),
+    (calls.attend_query("s", 1, HEADS), ["QUERY s 1 2 4 0", Q]),
+    (calls.attend_query("s", 1, HEADS, top_k=7, window=9), ["QUERY s 1 2 4 7", Q, "9"]),
+    (
+        calls.attend_query_fused("s", 1, HEADS, SUFFIX, SUFFIX, [0, 0], window=9),
+        ["QUERY_FUSED s 1 2 4 5 1", Q, S, S, b"\0\0", "9"],
+    ),
+    (
+        calls.attend_query_sparse("s", 1, ONE, [[7], [1, 2]]),
+        [
+            "QUERY_SPARSE s 1 2 4 2",
+            Q1,
+            np.array([7, 0, 1, 2], "<u4").tobytes(),
+            np.array([1, 2], "<u4").tobytes(),
+        ],
+    ),
+    (
+        calls.attend_query_sparse("s", 1, ONE, [[], []], window=9),
+        ["QUERY_SPARSE s 1 2 4 0", Q1, b"", bytes(8), "9"],
+    ),
+    (
+        calls.attend_query_sparse_auto("s", 1, ONE, [0, 2], 3, block=64, top_blocks=8),
+        ["QUERY_SPARSE_AUTO s 1 2 4 64 8 3", Q1, b"\0\2"],
+    ),
+    (
+        calls.attend_query_sparse_auto_fused(
+            "s", 1, ONE, SUFFIX, SUFFIX, np.array([0, 0]), block=64, top_blocks=8, window=9
+        ),
+        ["QUERY_SPARSE_AUTO_FUSED s 1 2 4 64 8 1 5", Q1, S, S, b"\0\0", "9"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "form"), ATTENTION, ids=lambda each: str(each)[:60])
+def test_the_wire_form_of_attention(call: Call[Any], form: list[Any]) -> None:
+    words, *blobs = form
+    name, *rest = words.encode().split(b" ")
+    blobs = [blob.encode() if isinstance(blob, str) else blob for blob in blobs]
+    assert sent(call) == [b"ATTEND.PREFIX." + name, *rest, *blobs]
+
+
+def test_attention_of_what_is_sent_along() -> None:
+    keys = np.zeros((2, 5, 4), np.float32)
+    form = sent(calls.attend_querybatch(HEADS, keys, keys, top_k=3))
+    assert form == [b"ATTEND.QUERYBATCH", *b"2 5 4 3".split(), Q, *[keys.tobytes()] * 2]
+
+
+def test_other_arrays_are_sent_as_fp32() -> None:
+    half, turned = HEADS.astype(np.float16), np.asfortranarray(HEADS)
+    for queries in (half, turned):
+        assert sent(calls.attend_query("s", 1, queries))[-1] == Q
+
+
+def test_attention_that_was_answered() -> None:
+    out = np.arange(HEADS.size, dtype="<f4").reshape(HEADS.shape)
+    lse = np.arange(6, dtype="<f4").reshape(2, 3)
+    several = calls.attend_query("s", 1, HEADS).result(out.tobytes() + lse.tobytes())
+    assert several.lse is not None
+    assert (several.out == out).all()
+    assert (several.lse == lse).all()
+    one = calls.attend_query("s", 1, ONE).result(out.tobytes()[:32])
+    assert one.out.shape == (2, 1, 4)
+    assert one.lse is None
+    with pytest.raises(ProtocolError):
+        calls.attend_query("s", 1, HEADS).result(out.tobytes())
+
+
+@pytest.mark.parametrize(
+    ("reply", "warmed"), [("16", (16, 0)), ("3 skipped_dim=2", (3, 2)), ("0", (0, 0))]
+)
+def test_layers_that_got_warm(reply: str, warmed: tuple[int, int]) -> None:
+    assert calls.prefix_warm("n", 8, 64).result(Status(reply)) == warmed
+    assert sent(calls.prefix_warm("n", 8, 64)) == b"KV.PREFIX.WARM n 8 64".split()
+    assert sent(calls.prefix_warm("n", 8, 64, "x"))[-1] == b"x"
+
+
 def test_arrays_are_held_by_reference() -> None:
-    for call in (calls.set_("k", ROWS), calls.prefix_store("n", 0, 2, [(ROWS, ROWS)])):
+    for call in (
+        calls.set_("k", ROWS),
+        calls.prefix_store("n", 0, 2, [(ROWS, ROWS)]),
+        calls.attend_store("s", 0, ROWS[None], ROWS[None]),
+    ):
         view = call.args[-1]
         assert isinstance(view, memoryview)
         assert np.shares_memory(np.frombuffer(view, np.uint8), ROWS)
