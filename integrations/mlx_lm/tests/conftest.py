@@ -15,9 +15,15 @@ load_fast_blas()
 import mlx.nn as nn
 from families import build
 from mlx_lm import load
-from pion_vllm_mlx import PionPromptCache
+from pion_vllm_mlx import (
+    PionPromptCache,
+    install_pion_attention_patch,
+    uninstall_pion_attention_patch,
+)
+from pion_vllm_mlx.attention.stage2 import NO_INPROC
 from pion_vllm_mlx.demo.smollm2 import model_folder
 from pion_vllm_mlx.processes import pion_server
+from stage2 import URLS
 
 
 @pytest.fixture(scope="session")
@@ -67,3 +73,30 @@ def connect(port: int) -> Iterator[Callable[..., PionPromptCache]]:
     yield make
     for pion in made:
         pion.close()
+
+
+@pytest.fixture
+def patched() -> Iterator[None]:
+    """The patch of mlx-lm's attention is in place."""
+    install_pion_attention_patch()
+    yield
+    uninstall_pion_attention_patch()
+
+
+@pytest.fixture
+def stage2(
+    connect: Callable[..., PionPromptCache],
+    patched: None,
+    port: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Callable[..., PionPromptCache]:
+    """`stage2(model, lane)`: a PionPromptCache that has attention computed there, bit-exact rows
+    behind it. From then on no cache is continued in the process unless `lane` is inproc."""
+
+    def make(model: nn.Module, lane: str = "resp", port: int = port, **options: Any) -> Any:
+        monkeypatch.setenv(NO_INPROC, "0" if lane == "inproc" else "1")
+        url = URLS[lane](port) if lane in URLS else None
+        options = {"vquant": "native", "stage2": True, "attention_url": url, **options}
+        return connect(model, port=port, **options)
+
+    return make

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import importlib
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -17,12 +16,6 @@ import pytest
 from families import FAMILIES, ships
 from mlx_lm import generate, stream_generate
 from mlx_lm.models import base
-from mlx_lm.models.cache import (
-    KVCache,
-    load_prompt_cache,
-    save_prompt_cache,
-    trim_prompt_cache,
-)
 from pion_vllm_mlx import (
     PionPromptCache,
     PrefixUnavailableError,
@@ -34,10 +27,10 @@ from pion_vllm_mlx import (
 )
 from pion_vllm_mlx.attention.stage2 import NO_INPROC
 from pion_vllm_mlx.attention.suffix import SuffixCache
-from pion_vllm_mlx.caches import leaves, make_caches
+from pion_vllm_mlx.caches import make_caches
 from pion_vllm_mlx.prefill import prefill
 from pion_vllm_mlx.processes import pion_server
-from stage2 import IDS, LANES, URLS, alone, distance, steps
+from stage2 import IDS, LANES, URLS, alone, distance, steps, stored
 
 Tiny = Callable[..., nn.Module]
 Stage2 = Callable[..., PionPromptCache]
@@ -58,31 +51,7 @@ REFUSED = {
 }
 
 
-@pytest.fixture(autouse=True)
-def patch() -> Iterator[None]:
-    install_pion_attention_patch()
-    yield
-    uninstall_pion_attention_patch()
-
-
-@pytest.fixture
-def stage2(
-    connect: Callable[..., PionPromptCache], port: int, monkeypatch: pytest.MonkeyPatch
-) -> Stage2:
-    """`stage2(model, lane)`: a PionPromptCache that computes attention there."""
-
-    def make(model: nn.Module, lane: str = "resp", port: int = port, **options: Any) -> Any:
-        monkeypatch.setenv(NO_INPROC, "0" if lane == "inproc" else "1")
-        url = URLS[lane](port) if lane in URLS else None
-        options = {"vquant": "native", "stage2": True, "attention_url": url, **options}
-        return connect(model, port=port, **options)
-
-    return make
-
-
-def stored(pion: PionPromptCache, namespace: str, ids: Sequence[int] = IDS) -> None:
-    pion.get_or_prefill(ids, namespace=namespace)
-    assert pion.flush()
+pytestmark = pytest.mark.usefixtures("patched")
 
 
 @pytest.mark.parametrize("lane", LANES)
@@ -378,98 +347,100 @@ def test_without_the_tokens_a_dead_server_is_an_error(tiny: Tiny, stage2: Stage2
         steps(model, caches)
 
 
-# Prefixes in the process.
+# SmolLM2: 20 prompts that share a prefix, 50 greedy tokens each.
+
+SYSTEM = "You are the guide of a small museum of clocks. It opens at ten and closes at five. "
+QUESTIONS = [
+    "The capital of France is",
+    "My favourite book is about",
+    "Two plus two equals",
+    "Once upon a time there was",
+    "The weather today is",
+    "def add(a, b):\n    ",
+    "In the year 1492,",
+    "Water boils at a temperature",
+    "The best way to learn",
+    "A haiku about spring:",
+    "She opened the door and",
+    "Dear Sir or Madam,",
+    "The museum opens at",
+    "Clocks are made of",
+    "The three primary colours are",
+    "To bake bread you need",
+    "He said that the",
+    "The largest planet is",
+    "Once the clock struck ten",
+    "Question: who are you?",
+]
+TOKENS = 50
 
 
-def test_caches_of_one_prefix_do_not_see_each_other(
-    tiny: Tiny, stage2: Stage2, namespace: str
+class Answers(NamedTuple):
+    """Token ids of the prefix, of what follows it, and of mlx-lm's answers."""
+
+    prefix: list[int]
+    suffixes: list[list[int]]
+    answers: list[list[int]]
+
+
+@pytest.fixture(scope="module")
+def vanilla(smollm2: Any) -> Answers:
+    """What mlx-lm answers without Pion. All prompts at a time, which their equal lengths allow."""
+    prefix = smollm2.tokenizer.encode(SYSTEM)
+    suffixes = [smollm2.tokenizer.encode(q, add_special_tokens=False)[:4] for q in QUESTIONS]
+    caches = make_caches(smollm2.model)
+    tokens = mx.array([prefix + suffix for suffix in suffixes])
+    found = []
+    for _ in range(TOKENS):
+        tokens = mx.argmax(smollm2.model(tokens, cache=caches)[:, -1:], axis=-1)
+        found.append(tokens[:, 0].tolist())
+    return Answers(prefix, suffixes, [list(answer) for answer in zip(*found, strict=True)])
+
+
+def greedy(model: Any, caches: list[Any], suffix: list[int]) -> list[int]:
+    """50 tokens, one at a time."""
+    tokens = mx.array([suffix])
+    found: list[int] = []
+    for _ in range(TOKENS):
+        tokens = mx.argmax(model(tokens, cache=caches)[:, -1:], axis=-1)
+        found.append(int(tokens.item()))
+    return found
+
+
+def forced(model: Any, caches: list[Any], suffix: list[int], answer: list[int]) -> list[int]:
+    """In one step, what follows the suffix and each token of `answer`. Where that is `answer`
+    itself, it is the greedy answer."""
+    logits = model(mx.array([suffix + answer[:-1]]), cache=caches)[0]
+    found: list[int] = mx.argmax(logits[len(suffix) - 1 :], axis=-1).tolist()
+    return found
+
+
+@pytest.mark.parametrize(("lane", "prompts"), [("inproc", 5), ("resp", 20), ("binary", 5)])
+def test_smollm2_answers_as_without_pion(
+    smollm2: Any, stage2: Stage2, vanilla: Answers, lane: str, prompts: int
 ) -> None:
-    model = tiny("gemma3_text")
-    pion = stage2(model, "inproc")
-    first = pion.get_or_prefill(IDS, namespace=namespace)
-    wanted, other = alone(model), alone(model, [1], [2, 3], [4])
-    second = pion.get_or_prefill(IDS, namespace=namespace)
-    third = make_pion_prompt_cache(model, namespace, pion, len(IDS))
-    found = [steps(model, first, [5, 6, 7]), steps(model, second, [1])]
-    twin = copy.deepcopy(first)
-    found += [steps(model, first, [8]), steps(model, second, [2, 3])]
-    assert mx.array_equal(steps(model, third), wanted)
-    assert mx.array_equal(mx.concatenate([found[0], steps(model, twin, [8], [9])]), wanted)
-    found += [steps(model, first, [9]), steps(model, second, [4])]
-    assert mx.array_equal(mx.concatenate(found[::2]), wanted)
-    assert mx.array_equal(mx.concatenate(found[1::2]), other)
-    assert pion.stats()["hits"] == 1
-
-
-def address(array: mx.array) -> int:
-    mx.eval(array)
-    return int(np.asarray(array).__array_interface__["data"][0])
-
-
-def test_a_prefix_is_not_copied(tiny: Tiny, stage2: Stage2, namespace: str) -> None:
-    """One answer after the other is written behind it, however long the one before was."""
-    model = tiny("llama")
-    pion = stage2(model, "inproc")
-    caches = pion.get_or_prefill(IDS, namespace=namespace)
-    steps(model, caches)
-    places = [address(cache.keys) for cache in caches]
-    for _ in range(3):
-        caches = make_pion_prompt_cache(model, namespace, pion, len(IDS))
-        assert mx.array_equal(steps(model, caches), alone(model))
-        assert [address(cache.keys) for cache in caches] == places
-
-
-@pytest.mark.parametrize("back", [2, 40, 133])
-@pytest.mark.parametrize("lane", LANES)
-def test_caches_can_be_trimmed(
-    tiny: Tiny, stage2: Stage2, namespace: str, lane: str, back: int
-) -> None:
-    """Into the prefix as well, which others go on with."""
-    model = tiny("llama")
+    """The first prompt token by token, the others with their answer at once."""
+    model, (prefix, suffixes, answers) = smollm2.model, vanilla
     pion = stage2(model, lane)
-    stored(pion, namespace)
-    caches = make_pion_prompt_cache(model, namespace, pion, len(IDS))
-    steps(model, caches, [5, 6, 7])
-    assert trim_prompt_cache(caches, back) == back
-    left = [*IDS, 5, 6, 7][:-back]
-    assert caches[0].offset == caches[0].size() == len(left)
-    wanted = steps(model, prefill(model, left) if left else make_caches(model), [8, 9], [1])
-    assert distance(steps(model, caches, [8, 9], [1]), wanted) < 1e-5
-    again = make_pion_prompt_cache(model, namespace, pion, len(IDS))
-    assert distance(steps(model, again), alone(model)) < 1e-5
+    stored(pion, f"smollm2-{lane}", prefix)
+
+    def caches() -> list[Any]:
+        return make_pion_prompt_cache(model, f"smollm2-{lane}", pion, len(prefix))
+
+    assert greedy(model, caches(), suffixes[0]) == answers[0]
+    for suffix, answer in list(zip(suffixes, answers, strict=True))[1:prompts]:
+        assert forced(model, caches(), suffix, answer) == answer
+    assert pion.stats()["errors"] == {}
 
 
-def test_a_cache_in_the_process_can_be_saved(
-    tiny: Tiny, stage2: Stage2, namespace: str, tmp_path: Path
+@pytest.mark.long
+@pytest.mark.parametrize("lane", LANES)
+def test_smollm2_answers_all_prompts_token_by_token(
+    smollm2: Any, stage2: Stage2, vanilla: Answers, lane: str
 ) -> None:
-    model = tiny("llama")
-    caches = stage2(model, "inproc").get_or_prefill(IDS, namespace=namespace)
-    path = str(tmp_path / "prompt.safetensors")
-    save_prompt_cache(path, caches)
-    loaded = load_prompt_cache(path)
-    assert [type(cache) for cache in loaded] == [KVCache] * 4
-    assert mx.array_equal(steps(model, loaded), steps(model, caches))
-
-
-def test_a_budget_holds_prefixes_in_the_process(tiny: Tiny, stage2: Stage2) -> None:
-    """The least recently used one goes, and is then continued at the server."""
-    model = tiny("llama")
-    size = sum(cache.nbytes for cache in leaves(prefill(model, IDS)))
-    pion = stage2(model, "inproc", inproc_bytes=2 * size)
-    for name in ("budget-1", "budget-2", "budget-1", "budget-3"):
-        stored(pion, name)
-    for name, far in (("budget-1", False), ("budget-2", True), ("budget-3", False)):
-        caches = make_pion_prompt_cache(model, name, pion, len(IDS))
-        assert isinstance(caches[0], SuffixCache) == far
-        assert distance(steps(model, caches), alone(model)) < 1e-5
-
-
-def test_a_namespace_that_is_used_anew_is_not_mixed_up(
-    tiny: Tiny, stage2: Stage2, namespace: str
-) -> None:
-    model = tiny("llama")
-    pion = stage2(model, "inproc")
-    stored(pion, namespace)
-    for ids in (IDS[::-1], IDS[:50], IDS):
-        caches = pion.get_or_prefill(ids, namespace=namespace)
-        assert mx.array_equal(steps(model, caches), alone(model, ids=ids))
+    model, (prefix, suffixes, answers) = smollm2.model, vanilla
+    pion = stage2(model, lane)
+    stored(pion, f"long-{lane}", prefix)
+    for suffix, answer in zip(suffixes, answers, strict=True):
+        caches = make_pion_prompt_cache(model, f"long-{lane}", pion, len(prefix))
+        assert greedy(model, caches, suffix) == answer

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 VERSION = "0.31.3"
-TESTS = ["caches", "rows", "failures", "prompt_cache", "prefix_store"]
+TESTS = ["caches", "rows", "failures", "prompt_cache", "prefix_store", "serve", "serve_parts"]
 
 
 @pytest.mark.long

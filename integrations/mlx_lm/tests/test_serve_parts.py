@@ -67,6 +67,8 @@ def logits(model: Any, cache: Any, rest: list[int]) -> mx.array:
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "mamba2", "llama4"])
 def test_one_token_is_always_left(tiny: Tiny, serving: Serving, family: str) -> None:
     """Also for a prompt that is known to its end, on which the stock server dies."""
+    if family == "llama4" and not hasattr(ChunkedKVCache, "keys_and_values"):
+        pytest.skip("mlx-lm 0.31 itself cannot go on from a chunk that it has trimmed")
     model = tiny(family)
     cache = serving(model, url="pion://127.0.0.1:1")
     cache.insert_cache(KEY, PROMPT, prefill(model, PROMPT), cache_type="user")

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
+from pion_vllm_mlx import PionPromptCache
 from pion_vllm_mlx.prefill import prefill
 
 from pion_server.client import Client
@@ -25,6 +26,12 @@ def fast_port(port: int) -> int:
     """Where that server speaks the binary lane."""
     with Client(f"pion://127.0.0.1:{port}") as client:
         return client.pion_workers()[0].fast_port
+
+
+def stored(pion: PionPromptCache, namespace: str, ids: Sequence[int] = IDS) -> None:
+    """Have the server hold a prefix, rows and attention state."""
+    pion.get_or_prefill(ids, namespace=namespace)
+    assert pion.flush()
 
 
 def steps(model: Any, caches: list[Any], *tokens: Sequence[int]) -> mx.array:
