@@ -56,6 +56,9 @@ AVOIDED_HELP = (
     "of tokens where nobody did"
 )
 
+LAYERS = "pion_attention_layers"
+LAYERS_HELP = "Layers of attention state: warm ones can be queried, cold ones brought back"
+
 # Every read takes the same short time, however much is held: they are all done in one turn.
 TABLE = (
     Row(HITS, HITS_HELP, lambda t: t.stats.prefix_hits_measured, "measured"),
@@ -113,6 +116,23 @@ TABLE = (
     Row("pion_prefixes", "Namespaces that are held", lambda t: t.store.prefix_count),
     Row("pion_sessions", "Sessions that are held", lambda t: t.store.session_count),
     Row("pion_keys", "Plain keys that are held", lambda t: t.store.key_count),
+    Row(
+        "pion_attention_bytes",
+        "Attention state that is held, as --attend-memory counts it",
+        lambda t: t.attention.nbytes,
+    ),
+    Row(LAYERS, LAYERS_HELP, lambda t: t.attention.warm, "warm"),
+    Row(LAYERS, LAYERS_HELP, lambda t: t.attention.cold, "cold"),
+    Row(
+        "pion_attention_demotions_total",
+        "Layers of attention state that became cold",
+        lambda t: t.attention.demotions,
+    ),
+    Row(
+        "pion_attention_rehydrates_total",
+        "Layers of attention state that were cold and became warm",
+        lambda t: t.attention.rehydrates,
+    ),
     Row(
         "pion_wal_bytes",
         "Log behind the snapshot, with --data-dir",
