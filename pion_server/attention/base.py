@@ -21,6 +21,12 @@ Heads: TypeAlias = npt.NDArray[np.uint8]
 Rows: TypeAlias = npt.NDArray[np.int64]
 Spans: TypeAlias = npt.NDArray[np.int64]  # (M, 2): query m sees rows [spans[m, 0], spans[m, 1])
 
+# The score of a row that a query does not see. Not -inf, which a GPU's fast mathematics need not
+# keep, and whose difference with itself is no number.
+HIDDEN = -1e30
+# Block means are kept for blocks of at least so many rows: an eighth of K at most.
+KEPT_BLOCK = 8
+
 
 class Partial(NamedTuple):
     """Attention over some of the rows: `out` (H_q, M, D), `lse` (H_q, M). Where a query saw no row
@@ -40,7 +46,8 @@ class Resident(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of K/V that it keeps. Block means come on top, at most an eighth of K."""
+        """Bytes of K/V that it keeps. The block means asked for last come on top, an eighth of K
+        at most."""
 
     def attend(self, queries: Floats, head_map: Heads, spans: Spans | None = None) -> Partial:
         """Every query (H_q, M, D) over all rows, or query m of every head over its span. A span

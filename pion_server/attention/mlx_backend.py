@@ -2,8 +2,7 @@
 
 All K/V heads and all queries in one product; rows in tiles, so that fp16 residents are widened a
 part at a time and scores stay small. mx.fast.scaled_dot_product_attention does not say its LSE, so
-softmax is spelt out. No infinity is computed with, since a GPU's fast mathematics need not keep it:
-a hidden row scores HIDDEN, and which queries see nothing is known before the device is asked.
+softmax is spelt out. Which queries see nothing is known before the device is asked.
 """
 
 from __future__ import annotations
@@ -18,13 +17,11 @@ os.environ.setdefault("MLX_ENABLE_TF32", "0")
 
 import mlx.core as mx
 
-from pion_server.attention.base import Floats, Heads, Partial, Rows, Spans
+from pion_server.attention.base import HIDDEN, KEPT_BLOCK, Floats, Heads, Partial, Rows, Spans
 from pion_server.attention.groups import Groups
 
 TILE_VALUES = 1 << 25  # values of K widened at a time: 128 MB in fp32
 TILE_SCORES = 1 << 25  # scores held at a time
-FEW_MEANS = 8  # rows a block from which on its means are kept: an eighth of K at most
-HIDDEN = -1e30
 
 
 class MlxResident:
@@ -64,7 +61,7 @@ class MlxResident:
         if self._means[0] == block:
             return self._means[1]
         means = np.stack([_block_means(head, block) for head in self._keys])
-        if block >= FEW_MEANS:
+        if block >= KEPT_BLOCK:
             self._means = (block, means)
         return means
 
@@ -106,7 +103,7 @@ def _attend(keys: mx.array, values: mx.array, queries: Floats, spans: Spans) -> 
     heads, count, dim = queries.shape
     out, lse = np.zeros(queries.shape, np.float32), np.full((heads, count), -np.inf, np.float32)
     scaled = mx.array(queries * np.float32(dim**-0.5))
-    tile_rows = max(1, TILE_VALUES // (heads * dim))
+    tile_rows = max(1, min(keys.shape[1], TILE_VALUES // (heads * dim)))
     step = max(1, TILE_SCORES // (heads * tile_rows))
     for tile in (slice(start, start + step) for start in range(0, count, step)):
         seen = spans[:, tile]

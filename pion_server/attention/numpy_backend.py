@@ -13,17 +13,15 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from pion_server.attention.base import Floats, Heads, Partial, Rows, Spans
+from pion_server.attention.base import HIDDEN, KEPT_BLOCK, Floats, Heads, Partial, Rows, Spans
 from pion_server.attention.groups import Groups
 from pion_server.attention.half import Halves, narrow, widen
 
 PRODUCT = 1 << 19  # multiply-adds of a tile: OpenBLAS packs the operands of larger products
 TILE_ROWS = 128  # at least: below it the call costs more than the product
 WIDENED = 1 << 16  # values widened at a time: 256 KB stay in the cache until they are used
-TOGETHER = 1 << 16  # scores of several heads computed at once: 256 KB stay in the cache
-SCORES = 1 << 21  # scores of one head held at a time: 8 MB
-HIDDEN = np.float32(-1e30)
-FEW_MEANS = 8  # rows a block from which on its means are kept: an eighth of K at most
+SCORES = 1 << 16  # scores held at a time: 256 KB stay in the cache from one step to the next
+TILE_QUERIES = 16  # at least, however many scores those are: each tile of queries reads all of K
 
 
 class NumpyResident:
@@ -68,7 +66,7 @@ class NumpyResident:
         means = np.empty((self.shape[0], starts.size, self.shape[2]), np.float32)
         for head, keys in enumerate(self._keys):
             np.divide(np.add.reduceat(_wide(keys), starts), counts, out=means[head])
-        if block >= FEW_MEANS:
+        if block >= KEPT_BLOCK:
             self._means = (block, means)
         return means
 
@@ -121,8 +119,8 @@ def _attend(
     count = queries.shape[1]
     scaled = queries * np.float32(dim**-0.5)
     found = Partial(np.empty_like(scaled), np.empty((heads, count), np.float32))
-    several = max(1, TOGETHER // (count * rows))
-    step = max(1, SCORES // rows)
+    step = min(count, max(TILE_QUERIES, SCORES // rows))
+    several = max(1, SCORES // (step * rows))
     for start in range(0, count, step):
         asked = slice(start, start + step)
         first, last = (0, rows) if spans is None else _bounds(spans[asked])
@@ -161,7 +159,7 @@ def _attend_tile(
     are hidden, anything."""
     scores = _scores(keys, queries)
     if hidden is not None:
-        scores[:, hidden] = HIDDEN
+        np.copyto(scores, HIDDEN, where=hidden)
     top = scores.max(axis=-1, keepdims=True)
     scores -= top
     np.exp(scores, out=scores)

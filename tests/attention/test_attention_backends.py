@@ -48,7 +48,7 @@ def tiling(request: pytest.FixtureRequest, name: str) -> Iterator[None]:
         yield
         return
     module = f"pion_server.attention.{name.split()[0]}_backend"
-    numpy_tiles = {"PRODUCT": 50, "TILE_ROWS": 5, "WIDENED": 70, "TOGETHER": 90, "SCORES": 120}
+    numpy_tiles = {"PRODUCT": 50, "TILE_ROWS": 5, "WIDENED": 70, "SCORES": 90, "TILE_QUERIES": 3}
     tiles = numpy_tiles if "numpy" in module else {"TILE_VALUES": 200, "TILE_SCORES": 50}
     with patch.multiple(module, **tiles):
         yield
