@@ -3,7 +3,8 @@
     python benchmarks/lmcache.py [--rounds N] [--json PATH]
 
 Stock redis:// and resp:// against a real Redis and against Pion, and Pion's connector against Pion,
-with chunks of 4 and 32 MB, in a batch of 128 or 256 MB and one by one, beside raw loopback sockets.
+with chunks of 4 and 32 MB, in a batch of 128 or 256 MB and eight one by one, beside raw loopback
+sockets.
 The rounds of all of them alternate. Every round stores keys that are new and fetches them into
 buffers of the pool that LMCache holds; whether the bytes are right is a test's business, except for
 one look at the first values.
@@ -19,6 +20,7 @@ import os
 import socket
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +42,7 @@ from pion_server.client import Client
 TOKENS, HEADS, HEAD_SIZE = 256, 8, 128
 # Chunks of 4 and 32 MB: layers, and how many make a batch.
 SIZES = {"4MB": (4, 32), "32MB": (32, 8)}
+SINGLES = 8  # that go one by one
 PATIENCE = 60
 OURS, RESP_REDIS, RESP_PION = "pion connector", "resp:// redis", "resp:// pion"
 
@@ -143,26 +146,35 @@ def measure(peers: list[Peer], raw: Raw, pool: Pool, batch: int, rounds: int) ->
     for number in range(rounds + 1):
         took: dict[str, dict[str, float]] = {}
         for peer in peers:
-            keys = pool.keys(f"{peer.name} {number}", batch + 1)
-            many, one = keys[:-1], keys[-1:]
-            took[peer.name] = {
-                "put": harness.timed(lambda p=peer, k=many: p.put(k)),
-                "get": harness.timed(lambda p=peer, k=many: p.get(k)),
-                "put1": harness.timed(lambda p=peer, k=one: p.put(k)),
-                "get1": harness.timed(lambda p=peer, k=one: p.get(k)),
-            }
+            keys = pool.keys(f"{peer.name} {number}", batch + SINGLES)
+            took[peer.name] = rounds_of(peer.put, peer.get, keys[:batch], keys[batch:])
             peer.forget(keys)
-        took["raw"] = {
-            "put": harness.timed(lambda: [raw.store(payload) for _ in range(batch)]),
-            "get": harness.timed(lambda: [raw.fetch(len(payload)) for _ in range(batch)]),
-            "put1": harness.timed(lambda: raw.store(payload)),
-            "get1": harness.timed(lambda: raw.fetch(len(payload))),
-        }
+        took["raw"] = rounds_of(
+            lambda chunks: [raw.store(chunk) for chunk in chunks],
+            lambda chunks: [raw.fetch(len(chunk)) for chunk in chunks],
+            [payload] * batch,
+            [payload] * SINGLES,
+        )
         if number:
             for name, by_way in took.items():
                 for way, duration in by_way.items():
                     seconds[way].setdefault(name, []).append(duration)
     return seconds
+
+
+def rounds_of(
+    put: Callable[[list[Any]], object],
+    get: Callable[[list[Any]], object],
+    many: list[Any],
+    singles: list[Any],
+) -> dict[str, float]:
+    """Seconds of one round, each way: a batch, and the singles one by one."""
+    return {
+        "put": harness.timed(lambda: put(many)),
+        "get": harness.timed(lambda: get(many)),
+        "put1": harness.timed(lambda: [put([one]) for one in singles]),
+        "get1": harness.timed(lambda: [get([one]) for one in singles]),
+    }
 
 
 def contains(peer: Peer, pool: Pool, rounds: int) -> list[float]:
@@ -181,7 +193,7 @@ def contains(peer: Peer, pool: Pool, rounds: int) -> list[float]:
 def figures_of(seconds: dict[str, Any], nbytes: int, batch: int) -> dict[str, Any]:
     figures: dict[str, Any] = {}
     for way, by_peer in seconds.items():
-        moved = nbytes * (1 if way.endswith("1") else batch) / 1e9
+        moved = nbytes * (SINGLES if way.endswith("1") else batch) / 1e9
         figures[f"{way}_gb_s"] = {
             name: harness.summary([moved / duration for duration in durations])
             for name, durations in by_peer.items()
