@@ -12,8 +12,10 @@ from mlx.utils import tree_flatten
 from tokenizers import AddedToken, Tokenizer
 
 THINKING = ["<think>", "</think>"]
-# As thinking models have it: thoughts of earlier turns go, and a prompt ends with an opened one.
+# As thinking models have it: tools come first, thoughts of earlier turns go, and a prompt ends with
+# an opened one.
 TEMPLATE = (
+    "{% if tools %}<|im_start|>tools\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
     "{% for message in messages %}<|im_start|>{{ message.role }}\n"
     "{{ message.content.split('</think>')[-1] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
