@@ -22,6 +22,7 @@ from pion_server.attention.groups import Groups
 
 TILE_VALUES = 1 << 25  # values of K widened at a time: 128 MB in fp32
 TILE_SCORES = 1 << 25  # scores held at a time
+FREED_BYTES = 1 << 28  # of freed memory that MLX may hold on to; its own limit is all there is
 
 
 class MlxResident:
@@ -73,6 +74,7 @@ class MlxBackend:
 
     def __init__(self, fp16: bool = False) -> None:
         self._dtype = mx.float16 if fp16 else mx.float32
+        mx.set_cache_limit(FREED_BYTES)
 
     def resident(self, keys: Floats, values: Floats) -> MlxResident:
         return MlxResident(keys, values, self._dtype)
