@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Coroutine
+from types import MethodType
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar, overload
 
 from pion_server.client import calls
@@ -36,7 +37,12 @@ class method(Generic[P, T]):  # noqa: N801 - used as a keyword, like property
     """A command as a method of both clients."""
 
     def __init__(self, build: Callable[P, Call[T]]) -> None:
+        @functools.wraps(build)
+        def run(client: Any, *args: P.args, **kwargs: P.kwargs) -> Any:
+            return client.execute(build(*args, **kwargs))
+
         self._build = build
+        self._run = run
 
     @overload
     def __get__(self, client: None, owner: type) -> Callable[P, Call[T]]: ...
@@ -46,14 +52,7 @@ class method(Generic[P, T]):  # noqa: N801 - used as a keyword, like property
     def __get__(self, client: AsyncRunner, owner: type) -> Callable[P, Coroutine[Any, Any, T]]: ...
 
     def __get__(self, client: Any, owner: type) -> Any:
-        if client is None:
-            return self._build
-
-        @functools.wraps(self._build)
-        def run(*args: P.args, **kwargs: P.kwargs) -> Any:
-            return client.execute(self._build(*args, **kwargs))
-
-        return run
+        return self._build if client is None else MethodType(self._run, client)
 
 
 class Commands:

@@ -32,17 +32,29 @@ def encode_reply(reply: Reply, proto: int) -> Iterator[Payload]:
     Raises PionError for a memoryview that is not contiguous. Raises RuntimeError for a Stream that
     yields more or less than it declared: the frame is broken then, and the connection must close.
     """
-    return joined(_reply_parts(reply, proto))
+    return pieces_of(_reply_parts(reply, proto))
 
 
 def encode_request(arguments: Sequence[Argument]) -> list[Payload]:
     """The pieces of a request. Numbers go as decimal text, memoryviews of any format as their
     bytes; raises PionError for one that is not C-contiguous."""
-    return list(joined(_request_parts(arguments)))
+    parts: list[Payload] = [b"*%d\r\n" % len(arguments)]
+    for argument in arguments:
+        parts += _bulk(payload_of(argument))
+    return list(pieces_of(parts))
 
 
-def joined(parts: Iterable[Payload]) -> Iterator[Payload]:
-    """The same bytes, with small parts put together."""
+def pieces_of(parts: Iterable[Payload]) -> Iterator[Payload]:
+    """The same bytes, with small parts put together. Parts that are still to be made are made one
+    by one."""
+    if isinstance(parts, list | tuple):
+        sizes = list(map(len, parts))
+        if max(sizes) < BY_REFERENCE and sum(sizes) < JOIN:  # nearly always
+            return iter((b"".join(parts),))
+    return _joined(parts)
+
+
+def _joined(parts: Iterable[Payload]) -> Iterator[Payload]:
     small: list[Payload] = []
     size = 0
     for part in parts:
@@ -61,41 +73,43 @@ def joined(parts: Iterable[Payload]) -> Iterator[Payload]:
         yield b"".join(small)
 
 
-def _request_parts(arguments: Sequence[Argument]) -> Iterator[Payload]:
-    yield b"*%d\r\n" % len(arguments)
-    for argument in arguments:
-        yield from _bulk(payload_of(argument))
-
-
-def _reply_parts(reply: Reply, proto: int) -> Iterator[Payload]:
+def _reply_parts(reply: Reply, proto: int) -> Iterable[Payload]:
     match reply:
-        case None:
-            yield _NULLS[proto]
-        case bool():
-            yield _BOOLEANS[proto][reply]
-        case int():
-            yield b":%d\r\n" % reply
-        case float():
-            yield from (b",%b\r\n" % _decimal(reply),) if proto == 3 else _bulk(_decimal(reply))
         case Status():
-            yield f"+{reply.text}\r\n".encode()
-        case PionError():
-            yield f"-{reply.wire()}\r\n".encode(errors="backslashreplace")
+            return (f"+{reply.text}\r\n".encode(),)
         case bytes() | memoryview() | str():
-            yield from _bulk(payload_of(reply))
+            return _bulk(payload_of(reply))
+        case None:
+            return (_NULLS[proto],)
+        case bool():
+            return (_BOOLEANS[proto][reply],)
+        case int():
+            return (b":%d\r\n" % reply,)
+        case float():
+            return (b",%b\r\n" % _decimal(reply),) if proto == 3 else _bulk(_decimal(reply))
+        case PionError():
+            return (f"-{reply.wire()}\r\n".encode(errors="backslashreplace"),)
         case Stream():
-            yield from _stream(reply)
+            return _stream(reply)
         case Mapping():
-            yield b"%%%d\r\n" % len(reply) if proto == 3 else b"*%d\r\n" % (2 * len(reply))
-            for key, value in reply.items():
-                yield from _bulk(key.encode())
-                yield from _reply_parts(value, proto)
+            return _map(reply, proto)
         case Sequence():
-            yield b"*%d\r\n" % len(reply)
-            for item in reply:
-                yield from _reply_parts(item, proto)
+            return _array(reply, proto)
         case _:
             raise TypeError(f"{type(reply).__name__} is no reply")
+
+
+def _map(entries: Mapping[str, Reply], proto: int) -> Iterator[Payload]:
+    yield b"%%%d\r\n" % len(entries) if proto == 3 else b"*%d\r\n" % (2 * len(entries))
+    for key, value in entries.items():
+        yield from _bulk(key.encode())
+        yield from _reply_parts(value, proto)
+
+
+def _array(items: Sequence[Reply], proto: int) -> Iterator[Payload]:
+    yield b"*%d\r\n" % len(items)
+    for item in items:
+        yield from _reply_parts(item, proto)
 
 
 def _decimal(number: int | float) -> bytes:
@@ -105,30 +119,24 @@ def _decimal(number: int | float) -> bytes:
 
 def payload_of(value: Argument) -> Payload:
     """What an argument is on the wire. Raises PionError for a memoryview with gaps."""
-    match value:
-        case bytes():
-            return value
-        case memoryview():
-            return as_bytes(value)
-        case str():
-            return value.encode()
-        case _:
-            return _decimal(value)
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, str):
+        return value.encode()
+    return as_bytes(value) if isinstance(value, memoryview) else _decimal(value)
 
 
-def _bulk(payload: Payload) -> Iterator[Payload]:
-    yield b"$%d\r\n" % len(payload)
-    yield payload
-    yield b"\r\n"
+def _bulk(payload: Payload) -> tuple[Payload, ...]:
+    return b"$%d\r\n" % len(payload), payload, b"\r\n"
 
 
 def _stream(stream: Stream) -> Iterator[Payload]:
     yield b"$%d\r\n" % stream.nbytes
-    yield from pieces_of(stream)
+    yield from made(stream)
     yield b"\r\n"
 
 
-def pieces_of(stream: Stream) -> Iterator[Payload]:
+def made(stream: Stream) -> Iterator[Payload]:
     """Its bytes, as they are made. Raises RuntimeError where they are not as many as declared."""
     left = stream.nbytes
     for piece in stream.pieces:
@@ -144,9 +152,10 @@ def pieces_of(stream: Stream) -> Iterator[Payload]:
 
 def as_bytes(view: memoryview) -> memoryview:
     """The same memory in format B, one dimension; raises PionError if it has gaps."""
-    if view.format == "B" and view.ndim == 1 and view.c_contiguous:
+    contiguous = view.c_contiguous
+    if contiguous and view.ndim == 1 and view.format == "B":
         return view
-    if not view.c_contiguous:
+    if not contiguous:
         raise PionError("a memoryview must be C-contiguous to be sent; copy it first")
     # Not cast(): it knows native single-character formats only, and no zeros in the shape.
     return np.asarray(view).reshape(-1).view(np.uint8).data

@@ -49,10 +49,10 @@ class FastReplyDecoder(ReplyDecoder):
     }
 
     def _take_header(self) -> Reply | Incomplete:
-        header = self._take_exactly(fast.VALUE.size)
+        header = self._take_struct(fast.VALUE)
         if header is None:
             return INCOMPLETE
-        magic, status, kind, number = fast.VALUE.unpack(header)
+        magic, status, kind, number = header
         if magic != fast.MAGIC:
             raise ProtocolError("no reply of the binary lane begins so")
         if (status == fast.OK) != (kind != fast.ERROR_TEXT):

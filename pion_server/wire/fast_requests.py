@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import struct
+from collections.abc import Sequence
+from struct import unpack
 
 from pion_server.errors import ProtocolError
 from pion_server.wire.fast import BY_NAME, COMMANDS, LENGTH_BYTES, MAGIC, REQUEST, VERSION
@@ -19,16 +20,17 @@ _NAMES = {
 class FastRequestDecoder(Receiver):
     """`limits` may be replaced at any time; they hold from the next header on."""
 
-    __slots__ = ("_arguments", "_body", "_count", "_lengths", "limits")
+    __slots__ = ("_arguments", "_body", "_lengths", "_lengths_due", "_next", "limits")
     TRAILER = b""
 
     def __init__(self, limits: Limits) -> None:
         super().__init__()
         self.limits = limits
         self._arguments: list[Payload] = []  # of the request being read
-        self._count: int | None = None  # of its arguments, while their lengths are awaited
         self._body = 0  # bytes behind its header
-        self._lengths: list[int] = []  # of the arguments that are still to come, the last first
+        self._lengths_due = False  # nothing but its header is in
+        self._lengths: Sequence[int] = ()  # of its arguments
+        self._next = 0  # which of these comes next
 
     def next_request(self) -> list[Payload] | None:
         """The next request (at least its name), or None until more bytes are received.
@@ -44,20 +46,18 @@ class FastRequestDecoder(Receiver):
             raise
 
     def _request(self) -> list[Payload] | None:
-        if not self._lengths and self._nbytes == NO_BULK and not self._take_header():
-            return None
-        if self._count is not None:
-            table = self._take_bulk()
-            if table is None:
+        if self._nbytes == NO_BULK and self._next == len(self._lengths):
+            if not self._take_header():
                 return None
-            self._lengths = self._checked_lengths(table, self._count)
-            self._count = None
-        while self._lengths or self._nbytes != NO_BULK:
+        if self._lengths_due and not self._take_lengths():
+            return None
+        while True:
             if self._nbytes == NO_BULK:
                 self._take_small_arguments()
-                if not self._lengths:
+                if self._next == len(self._lengths):
                     break
-                self._expect_bulk(self._lengths.pop())
+                self._expect_bulk(self._lengths[self._next])
+                self._next += 1
             argument = self._take_bulk()
             if argument is None:
                 return None
@@ -66,10 +66,10 @@ class FastRequestDecoder(Receiver):
         return arguments
 
     def _take_header(self) -> bool:
-        header = self._take_exactly(REQUEST.size)
+        header = self._take_struct(REQUEST)
         if header is None:
             return False
-        magic, version, number, count, self._body = REQUEST.unpack(header)
+        magic, version, number, count, self._body = header
         if magic != MAGIC:
             raise ProtocolError("no frame of the binary lane begins so; is this RESP?")
         if version != VERSION:
@@ -80,30 +80,36 @@ class FastRequestDecoder(Receiver):
             raise ProtocolError("a request without a name")
         if count > self.limits.max_args:
             raise ProtocolError(f"{self._invalid()} count of arguments")
-        self._count = count
+        self._lengths_due = True
         self._expect_bulk(count * LENGTH_BYTES)
         return True
 
-    def _checked_lengths(self, table: Payload, count: int) -> list[int]:
-        lengths = list(struct.unpack(f"<{count}Q", table))
+    def _take_lengths(self) -> bool:
+        table = self._take_bulk()
+        if table is None:
+            return False
+        lengths = unpack(f"<{len(table) // LENGTH_BYTES}Q", table)
         if sum(lengths, len(table)) != self._body:
             raise ProtocolError("lengths of arguments that do not add up to the frame's")
         if lengths and max(lengths) > self.limits.max_bulk:
             raise ProtocolError(f"{self._invalid()} length of an argument")
-        lengths.reverse()
-        return lengths
+        self._lengths_due, self._lengths, self._next = False, lengths, 0
+        return True
 
     def _invalid(self) -> str:
         return "invalid" if self.limits.authenticated else "unauthenticated"
 
     def _take_small_arguments(self) -> None:
         """Those that are all in scratch, at one go."""
-        lengths, at, end = self._lengths, self._at, self._end
-        while lengths:
-            last = at + lengths[-1]
-            if last > end or lengths[-1] >= BY_REFERENCE:
+        scratch, arguments, lengths = self._scratch, self._arguments, self._lengths
+        at, end = self._at, self._end
+        for index in range(self._next, len(lengths)):
+            nbytes = lengths[index]
+            last = at + nbytes
+            if last > end or nbytes >= BY_REFERENCE:
                 break
-            self._arguments.append(self._scratch[at:last])
-            lengths.pop()
+            arguments.append(scratch[at:last])
             at = last
-        self._at = at
+        else:
+            index = len(lengths)
+        self._next, self._at = index, at

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import mmap
 import re
-from typing import ClassVar
+from struct import Struct
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -69,11 +70,7 @@ class LargeBulk:
 
     def payload(self) -> memoryview:
         """The bytes, once they are all there; to be asked for once."""
-        if self._growing is None:
-            return self._view
-        self._lent.release()
-        self._view.release()
-        return BLOCKS.lend(self._growing)
+        return self._view if self._growing is None else BLOCKS.lend(self._growing)
 
     def room(self) -> memoryview:
         """The unfilled rest of what is reserved; valid until the next call."""
@@ -168,13 +165,13 @@ class Receiver:
         self._scanned = stop - 1  # the last byte may be the first half of a terminator
         return None
 
-    def _take_exactly(self, nbytes: int) -> bytes | None:
-        """The next `nbytes` (at most MAX_LINE), or None until they are there."""
+    def _take_struct(self, form: Struct) -> tuple[Any, ...] | None:
+        """The next fields (at most MAX_LINE bytes), or None until they are there."""
         at = self._at
-        if at + nbytes > self._end:
+        if at + form.size > self._end:
             return None
-        self._at = at + nbytes
-        return self._scratch[at : at + nbytes]
+        self._at = at + form.size
+        return form.unpack_from(self._scratch, at)
 
     def _expect_bulk(self, nbytes: int, into: memoryview | None = None) -> None:
         """A header announced `nbytes`: get ready for them, in `into` if that is given."""
@@ -192,19 +189,25 @@ class Receiver:
 
     def _take_bulk(self) -> Payload | None:
         """The bulk of _expect_bulk(), or None while it is incomplete."""
-        large = self._large
-        if large is not None and not large.complete:
+        large, into = self._large, self._into
+        at = end = self._at
+        if large is None:
+            end += self._nbytes
+        elif not large.complete:
             return None
-        end = self._at if large is not None else self._at + self._nbytes
         behind = end + len(self.TRAILER)
         if behind > self._end:
             return None
         if self._scratch[end:behind] != self.TRAILER:
             raise ProtocolError("expected CRLF after a bulk")
-        payload = self._scratch[self._at : end] if large is None else large.payload()
-        if self._into is not None and large is None:
-            self._into[:] = payload
-            payload = self._into
+        payload: Payload
+        if large is not None:
+            payload = large.payload()
+        elif into is not None:
+            into[:] = self._window[at:end]
+            payload = into
+        else:
+            payload = self._scratch[at:end]
         self._at = behind
         self._nbytes = NO_BULK
         self._into = self._large = None

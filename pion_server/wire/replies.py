@@ -106,7 +106,7 @@ class ReplyDecoder(Receiver):
         return INCOMPLETE if payload is None else self.STRINGS[self._kind](payload)
 
     def _take_header(self) -> Reply | Incomplete:
-        """The value of a one-line reply; of a longer one, OPEN with its header taken in."""
+        """The next value; OPEN where its items are still to come."""
         line = self._take_line(CRLF, "too long a line in a reply")
         if line is None:
             return INCOMPLETE
@@ -118,22 +118,22 @@ class ReplyDecoder(Receiver):
         number = integer(text)
         return self._begin(kind, -1 if number is None else number)
 
-    def _begin(self, kind: bytes, number: int) -> Incomplete:
-        """Get ready for a string of `number` bytes, or for so many items."""
+    def _begin(self, kind: bytes, number: int) -> Reply | Incomplete:
+        """A string of `number` bytes, if they are there already; or OPEN for so many items."""
         if kind in self.STRINGS:
             if not 0 <= number <= self.limits.max_bulk:
                 raise ProtocolError("invalid bulk length")
             self._kind = kind
             self._expect_bulk(number, self._ask_sink(number) if kind == b"$" else None)
-        elif kind in _ITEMS_PER_ENTRY:
-            self._begin_aggregate(kind, number)
-        else:
+            return self._take_string()
+        if kind not in _ITEMS_PER_ENTRY:
             raise ProtocolError(f"unknown reply type {kind!r}")
+        self._begin_aggregate(kind, number)
         return OPEN
 
     def _ask_sink(self, nbytes: int) -> memoryview | None:
         frames = self._frames
-        if len(frames) > 1 or (frames and frames[0].kind in _NO_PART):
+        if frames and (len(frames) > 1 or frames[0].kind in _NO_PART):
             return None
         index = self._bulks
         self._bulks += 1
@@ -153,8 +153,6 @@ class ReplyDecoder(Receiver):
 
     def _settle(self, value: Reply | Incomplete) -> Reply | Incomplete:
         """Put a value where it belongs and close what it completes; the reply, if that is all."""
-        if self._nbytes != NO_BULK:
-            return OPEN
         while self._frames:
             frame = self._frames[-1]
             if value is not OPEN:

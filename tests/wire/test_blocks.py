@@ -92,3 +92,14 @@ def test_threads_never_share_a_block(blocks: Blocks) -> None:
     for thread in threads:
         thread.join()
     assert torn == []
+
+
+def test_a_block_that_is_still_looked_at_is_not_used(blocks: Blocks) -> None:
+    """As by the loop, until the call returns that brought the last bytes."""
+    block = blocks.take(8 * PAGE, 8 * PAGE)
+    looking = memoryview(block)
+    before = np.frombuffer(blocks.lend(block), np.uint8).ctypes.data
+    other = blocks.lend(blocks.take(8 * PAGE, 8 * PAGE))
+    assert np.frombuffer(other, np.uint8).ctypes.data != before
+    looking[0] = 1
+    assert other[0] == 0

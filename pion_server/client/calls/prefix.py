@@ -184,7 +184,7 @@ def prefix_membership(ns: Name, hashes: Hashes) -> Call[npt.NDArray[np.bool_] | 
         bits = np.frombuffer(bulk(reply), np.uint8)
         if len(bits) != (count + 7) // 8:
             unexpected(reply)
-        return np.unpackbits(bits, count=count, bitorder="little").astype(np.bool_)
+        return np.unpackbits(bits, count=count, bitorder="little").view(np.bool_)
 
     return Call(words("KV.PREFIX.MEMBERSHIP", ns, count, table), bitmap)
 
