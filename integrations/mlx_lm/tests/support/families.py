@@ -174,6 +174,12 @@ _LONGCAT = {
     "mla_scale_q_lora": True,
     "mla_scale_kv_lora": True,
 }
+_LONGROPE = {
+    "short_factor": [1.0] * 8,
+    "long_factor": [2.0] * 8,
+    "short_mscale": 1.0,
+    "long_mscale": 1.1,
+}
 _QWEN3_5 = _text("qwen3_5", full_attention_interval=2)
 
 # What a family needs beside ARGUMENTS.
@@ -389,7 +395,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "phi": {},
     "phi3": {},
-    "phimoe": {},
+    "phimoe": {"rope_scaling": _LONGROPE},
     "phixtral": {
         "num_vocab": VOCABULARY,
         "model_dim": 64,
