@@ -128,6 +128,15 @@ def test_a_server_that_is_there(url: str, lines: list[str], connect: Any) -> Non
     )
 
 
+def test_the_other_name_of_the_class(url: str, lines: list[str]) -> None:
+    made = engines.plugin(url)
+    made["extra_config"][OWN + "class_name"] = "LMCacheRemoteBackend"
+    backend = Backend(made)
+    keys, contents = backend.stored(1)
+    assert backend.get(keys) == contents
+    backend.close()
+
+
 def test_a_hash_seed_that_differs_between_processes(
     url: str, lines: list[str], connect: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

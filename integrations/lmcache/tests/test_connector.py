@@ -11,20 +11,24 @@ import pytest
 
 pytest.importorskip("lmcache", reason="needs lmcache (Linux): pip install 'pion-kv[lmcache]'")
 
+import numpy as np
 import torch
 from lmcache.v1.metadata import LMCacheMetadata
 
 from integrations.lmcache.tests import engines
 from integrations.lmcache.tests.backends import bits, release
 from pion_server.client import Client
+from pion_server.codecs.table import by_name, names
 
 CHUNK = engines.CHUNK
 
 
-def of(dtype: torch.dtype, mla: bool = False, heads: int = 2, head_size: int = 16) -> Any:
-    shape = (3, 1 if mla else 2, CHUNK, 1 if mla else heads, head_size)
+def of(
+    dtype: torch.dtype, mla: bool = False, heads: int = 2, head_size: int = 16, shape: Any = None
+) -> Any:
+    shape = shape or (3, 1 if mla else 2, CHUNK, 1 if mla else heads, head_size)
     return LMCacheMetadata(
-        "a/model", 1, 1, 0, 0, dtype, shape, use_mla=mla, chunk_size=CHUNK, role="worker"
+        "a/model", 1, 1, 0, 0, dtype, shape, use_mla=mla, chunk_size=shape[2], role="worker"
     )
 
 
@@ -126,8 +130,11 @@ def test_partial_chunks(url: str, connect: Any) -> None:
 
 def test_other_layouts_and_prefixes_are_other_keys(url: str, connect: Any) -> None:
     keys, contents = connect(url).stored(1)
+    longer = (engines.LAYERS, 2, 2 * CHUNK, engines.HEADS, engines.HEAD_SIZE)
     strangers = [
         connect(url, of(torch.bfloat16)),
+        connect(url, of(torch.float16)),
+        connect(url, of(torch.bfloat16, shape=longer)),
         connect(url, prefix="another/"),
         connect(url, vquant="fp16"),
     ]
@@ -151,15 +158,43 @@ def test_what_is_not_whole_is_not_there(url: str, connect: Any) -> None:
     assert backend.get([key]) == [None]
 
 
-def test_a_codec_of_the_server(url: str, connect: Any) -> None:
-    metadata = of(torch.float32)
-    backend = connect(url, metadata, vquant="fp16")
+@pytest.mark.parametrize("codec", names())
+def test_a_codec_of_the_server(url: str, connect: Any, codec: str) -> None:
+    backend = connect(url, of(torch.float32), vquant=codec)
     keys, objects = backend.keys(1), backend.chunks(1)
     objects[0].tensor.normal_()
     backend.put(keys, objects)
     (found,) = backend.remote.batched_get_blocking(keys)
-    assert torch.equal(found.tensor, objects[0].tensor.half().float())
+    format_, dim = by_name(codec), backend.connector.layout.dim
+    rows = objects[0].tensor.numpy().reshape(-1, dim)
+    assert np.array_equal(
+        found.tensor.numpy().reshape(-1, dim), format_.decode(format_.encode(rows), dim)
+    )
     release([*objects, found])
+
+
+def test_a_batch_is_one_round_trip_each_way(
+    url: str, connect: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trips: list[int] = []
+    pipeline = Client.pipeline
+
+    def counted(client: Client, calls: Any, **options: Any) -> Any:
+        trips.append(len(calls))
+        return pipeline(client, calls, **options)
+
+    backend = connect(url)
+    keys, objects = backend.keys(100), backend.chunks(10)
+    monkeypatch.setattr(Client, "pipeline", counted)
+    assert backend.remote.batched_contains(keys) == 0
+    assert len(trips) == 1
+    backend.put(keys[:10], objects)
+    assert len(trips) == 1 + 3  # what is there: the leading run and the rest; then the chunks
+    release(objects)
+    assert None not in backend.get(keys[:10])
+    assert len(trips) == 4 + 1
+    assert backend.call(backend.remote.connection.batched_async_contains("id", keys)) == 10
+    assert len(trips) == 5 + 1
 
 
 def test_short_memory_is_a_miss(url: str, connect: Any) -> None:
@@ -186,3 +221,13 @@ def test_a_password(own_pion: Any, connect: Any) -> None:
     stranger = connect(f"pion://default:wrong@{place}")
     assert not stranger.remote.contains(keys[0])
     assert stranger.get(keys) == [None]
+
+
+def test_users_see_keys_of_their_own(own_pion: Any, connect: Any) -> None:
+    users = "--tenant", "ann:secret-a", "--tenant", "bob:secret-b"
+    place = own_pion(*users).url.removeprefix("pion://")
+    ann, bob = (connect(f"pion://{name}:secret-{name[0]}@{place}") for name in ("ann", "bob"))
+    keys, contents = ann.stored(2)
+    assert ann.get(keys) == contents
+    assert bob.remote.batched_contains(keys) == 0
+    assert bob.get(keys) == [None, None]

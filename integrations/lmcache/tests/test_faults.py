@@ -1,5 +1,22 @@
 """Invariant: whatever becomes of the server, LMCache gets right bytes or a miss, in time, and all
 is as before once the server is well: the defects of LMCache's own clients are not ours.
+
+What they do in lmcache 0.5.6, and what shows that ours does not:
+- a look-up loses its answer and waits for ever: test_a_thousand_look_ups_by_many_threads
+- a value of another size, or a dead connection, is a hit with junk in it:
+  test_a_value_of_another_size, test_killed_while_chunks_move, test_bad_replies
+- the get of an absent key wedges a worker: test_misses_wedge_nothing
+- an error as a reply puts the connection out of step: test_bad_replies[errors]
+- it never reconnects: test_killed_and_restarted, test_connections_that_close_while_they_are_idle,
+  test_a_server_that_comes_up_later
+- slow replies kill its workers one by one: test_more_stalls_than_lmcache_has_workers
+- later chunks move up into a hole: test_evicted_between_look_up_and_get, and
+  test_connector.py::test_the_leading_run_is_all_that_a_non_blocking_get_returns
+- close() deadlocks: test_closing_with_work_under_way, test_an_engine_that_closes_while_it_stores
+- every key is said to be there, with no server: test_killed_and_restarted
+- user and password change places: test_connector.py::test_users_see_keys_of_their_own
+- one odd-sized chunk fails its whole batch: test_l2_adapter.py::
+  test_chunks_of_different_sizes_in_one_batch, test_one_chunk_that_cannot_be_stored_fails_alone
 """
 
 from __future__ import annotations
@@ -14,6 +31,7 @@ import pytest
 
 pytest.importorskip("lmcache", reason="needs lmcache (Linux): pip install 'pion-kv[lmcache]'")
 
+import torch
 from lmcache.v1.cache_engine import LMCacheEngineBuilder
 
 from integrations.lmcache.tests import engines
@@ -186,6 +204,59 @@ def test_misses_wedge_nothing(url: str, connect: Any) -> None:
     assert not any(backend.remote.contains(key) for key in absent)
     keys, contents = backend.stored(1)
     assert backend.get(keys) == contents
+
+
+# -- under a whole engine -----------------------------------------------------------------------
+
+TOKENS = list(range(8 * engines.CHUNK))
+
+
+def retrieved(engine: Any, kv: torch.Tensor) -> int:
+    """How many tokens the engine finds; each of them must have the right bits."""
+    engine.lookup(TOKENS)
+    found = torch.zeros_like(kv)
+    mask = engine.retrieve(TOKENS, kv=found)
+    rows, right = (each.view(torch.int16)[:, :, mask] for each in (found, kv))
+    assert torch.equal(rows, right), "wrong bytes"
+    return int(mask.sum())
+
+
+def stored_again(engine: Any, kv: torch.Tensor) -> None:
+    """Store until all is found, as an engine does that meets the same prompt over and over."""
+    give_up = time.monotonic() + PATIENCE
+    while retrieved(engine, kv) < len(TOKENS):
+        assert time.monotonic() < give_up, "it never recovers"
+        engine.store(TOKENS, kv=kv)
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("fault", [*(fault for fault in FAULTS if fault != "pass"), "hang"])
+def test_an_engine_whose_server_is_not_well(proxy: Any, fault: str) -> None:
+    options = {"timeout": 0.3, "retry_after": 0.1, "prefix": f"engine {fault}/"}
+    engine = engines.engine(engines.plugin(proxy.url, **options))
+    kv = engines.random_kv(len(TOKENS), seed=3)
+    stored_again(engine, kv)
+    proxy.mode = fault
+    for _ in range(3):
+        retrieved(engine, kv)
+        engine.store(TOKENS, kv=kv)
+    proxy.mode = "pass"
+    stored_again(engine, kv)
+    closed(engine)
+
+
+def test_an_engine_whose_server_is_killed(own_pion: Any) -> None:
+    server = own_pion()
+    engine = engines.engine(engines.plugin(server.url, timeout=0.5, retry_after=0.1))
+    kv = engines.random_kv(len(TOKENS), seed=4)
+    stored_again(engine, kv)
+    engine.store(TOKENS, kv=kv)
+    server.kill()
+    assert retrieved(engine, kv) == 0
+    engine.store(TOKENS, kv=kv)
+    server.restart()
+    stored_again(engine, kv)
+    closed(engine)
 
 
 # -- between a look-up and its get --------------------------------------------------------------
