@@ -46,9 +46,9 @@ class FastRequestDecoder(Receiver):
             raise
 
     def _request(self) -> list[Payload] | None:
-        if self._nbytes == NO_BULK and self._next == len(self._lengths):
-            if not self._take_header():
-                return None
+        between = self._nbytes == NO_BULK and self._next == len(self._lengths)
+        if between and not self._take_header():
+            return None
         if self._lengths_due and not self._take_lengths():
             return None
         while True:
