@@ -11,6 +11,7 @@ round trip alone.
 from __future__ import annotations
 
 import argparse
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,11 +31,11 @@ def main() -> None:
     options.add_argument("--json", type=Path, default=harness.default_path("membership"))
     chosen = options.parse_args()
 
-    random = np.random.default_rng(1)
-    held = random.integers(0, 2**63, HASHES, np.uint64)
+    rng = np.random.default_rng(1)
+    held = rng.integers(0, 2**63, HASHES, np.uint64)
     probes = held.copy()
-    probes[::2] = random.integers(2**63, 2**64 - 1, (HASHES + 1) // 2, np.uint64, endpoint=True)
-    random.shuffle(probes)
+    probes[::2] = rng.integers(2**63, 2**64 - 1, (HASHES + 1) // 2, np.uint64, endpoint=True)
+    rng.shuffle(probes)
     wanted = np.isin(probes, held)
     members = [value.tobytes() for value in probes]
 
@@ -77,12 +78,16 @@ def main() -> None:
 
 
 def measure(calls: dict[str, Callable[[], object]], count: int) -> dict[str, list[float]]:
-    """Microseconds of each call, the peers in turn, in bursts of 50 as a busy router would send."""
+    """Microseconds of each call, in bursts of 50 as a busy router would send, the peers in an order
+    that changes: who comes after a long burst of another's meets a server that slept."""
     samples: dict[str, list[float]] = {name: [] for name in calls}
+    order = list(calls)
+    chance = random.Random(1)
     for burst in range(count // 50 + 2):
-        for name, call in calls.items():
+        chance.shuffle(order)
+        for name in order:
             for _ in range(50):
-                took = harness.timed(call) * 1e6
+                took = harness.timed(calls[name]) * 1e6
                 if burst >= 2:
                     samples[name].append(took)
     return samples
