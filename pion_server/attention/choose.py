@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
 from threadpoolctl import threadpool_limits
 
 from pion_server.attention.base import AttentionBackend
@@ -25,10 +23,8 @@ def choose(name: str, *, fp16: bool = False) -> AttentionBackend:
 
 
 def _mlx_has_a_gpu() -> bool:
-    if find_spec("mlx") is None:
-        return False
     try:
-        import mlx.core as mx
-    except ImportError:  # installed for another machine, or without its native part
+        from pion_server.attention.mlx_backend import has_a_gpu
+    except ImportError:  # mlx is not installed, or is that of another machine
         return False
-    return bool(mx.default_device() == mx.Device(mx.gpu))
+    return has_a_gpu()

@@ -83,6 +83,10 @@ class MlxBackend:
         return MlxResident(keys, values, mx.float32)
 
 
+def has_a_gpu() -> bool:
+    return bool(mx.default_device() == mx.Device(mx.gpu))
+
+
 def _on_device(rows: Floats, dtype: mx.Dtype) -> mx.array:
     """A copy. What is beyond the range of fp16 becomes its largest number, not infinity."""
     most = mx.finfo(dtype).max

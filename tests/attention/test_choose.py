@@ -21,10 +21,7 @@ WITH_A_GPU = """
 import mlx.core as mx
 mx.default_device = lambda: mx.Device(mx.gpu)
 """
-WITHOUT_MLX = """
-import importlib.util
-importlib.util.find_spec = lambda name: None
-"""
+WITHOUT_MLX = "sys.modules['mlx'] = None"
 ON_A_CPU = "import mlx.core as mx; mx.set_default_device(mx.cpu)"
 WITH_BROKEN_MLX = "sys.modules['mlx.core'] = None"
 
