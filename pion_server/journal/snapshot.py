@@ -1,15 +1,15 @@
 """A snapshot: the shortest log that leads to a state, written while the state goes on changing.
 
-`capture` takes references to what is immutable (extents, entries of keys), on the event loop, at a
-cost that goes by their number and not by their bytes. The rest happens on a thread: the file is
-written under another name, synced in steps, and renamed into place when all of it is on the disk;
-so at any time one whole snapshot is there, or none.
+`capture` takes references to what is immutable (all layers of a session, entries of keys), on the
+event loop, at a cost that goes by how many sessions and keys there are, not by what is in them. The
+rest happens on a thread: the file is written under another name, synced in steps, and renamed into
+place when all of it is on the disk; so at any time one whole snapshot is there, or none.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from heapq import merge
@@ -23,10 +23,11 @@ from pion_server.journal.frames import FileHeader, FileKind
 from pion_server.journal.records import encode
 from pion_server.store import mutations as m
 from pion_server.store.keys import DBS, Entry
-from pion_server.store.layer import Extent
+from pion_server.store.layer import Layer
 from pion_server.store.prefixes import sides
 from pion_server.store.recency import Stamp
-from pion_server.store.schema import Schema
+from pion_server.store.recurrent import Blob
+from pion_server.store.session import Session
 from pion_server.store.state import State
 from pion_server.store.units import Unit
 
@@ -45,17 +46,21 @@ SYNC_BYTES = 32 << 20
 # About 5 ms.
 SORTED_AT_ONCE = 10_000
 
-Runs: TypeAlias = dict[int, tuple[Extent, ...]]
+# What a client has said about a namespace.
+Said: TypeAlias = tuple[m.Declaration | None, bytes | None, m.BlockTable | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Capture:
-    """A state at one moment: when each unit was used, and what they hold, by reference."""
+    """A state at one moment: when each unit was used, what it goes on from, and what is in it, by
+    reference."""
 
     used: dict[Unit, Stamp]
-    sessions: dict[bytes, tuple[Schema, Runs]]
-    prefixes: dict[bytes, m.RegisterPrefix]
-    recurrent: dict[bytes, dict[int, bytes | memoryview]]
+    parents: dict[Unit, Unit]
+    sessions: dict[bytes, Session]  # for what never changes: their schemas
+    filled: dict[bytes, Mapping[int, Layer]]
+    prefixes: dict[bytes, Said]
+    recurrent: dict[bytes, Mapping[int, Blob]]
     keys: list[dict[bytes, Entry]]
     nbytes: int
 
@@ -64,19 +69,28 @@ class Capture:
         for unit in _in_order(self.used):
             match unit:
                 case m.DropPrefix(namespace):
-                    yield self.prefixes[namespace]
+                    yield self._registration(unit)
                     for sid in sides(namespace):
                         yield from self._rows(sid)
                     yield from self._states(namespace)
                 case m.DropState(sid):
                     yield from self._states(sid)
                 case m.DropSession(sid):
-                    yield m.CreateSession(sid, self.sessions[sid][0])
+                    yield m.CreateSession(sid, self.sessions[sid].schema)
                     yield from self._rows(sid)
                 case m.DeleteKeys(db, keys):
                     for key in keys:
                         if entry := self.keys[db].get(key):
                             yield m.SetKey(db, key, entry.value, entry.expires_ms)
+
+    def _registration(self, unit: m.DropPrefix) -> m.RegisterPrefix:
+        keys, values = (self.sessions[sid].schema for sid in sides(unit.namespace))
+        declared, fingerprint, blocks = self.prefixes[unit.namespace]
+        above = self.parents.get(unit)
+        parent = above.namespace if isinstance(above, m.DropPrefix) else None
+        return m.RegisterPrefix(
+            unit.namespace, keys, values, declared, fingerprint, blocks, parent=parent
+        )
 
     def _states(self, sid: bytes) -> Iterator[m.StoreState]:
         for layer, blob in self.recurrent.get(sid, {}).items():
@@ -85,12 +99,12 @@ class Capture:
     def _rows(self, sid: bytes) -> Iterator[m.StoreRows]:
         group: list[m.RowBlock] = []
         size = 0
-        for layer, extents in self.sessions[sid][1].items():
-            for e in extents:
+        for number, layer in self.filled[sid].items():
+            for e in layer.runs():
                 if group and size + e.data.nbytes > RECORD_BYTES:
                     yield m.StoreRows(tuple(group))
                     group, size = [], 0
-                group.append(m.RowBlock(sid, layer, e.start, e.end - e.start, e.data))
+                group.append(m.RowBlock(sid, number, e.start, e.end - e.start, e.data))
                 size += e.data.nbytes
         if group:
             yield m.StoreRows(tuple(group))
@@ -104,23 +118,17 @@ def _in_order(used: dict[Unit, Stamp]) -> Iterator[Unit]:
 
 
 def capture(state: State) -> Capture:
-    """The state as it is now."""
+    """The state as it is now: some 10 ms for 40,000 sessions, however much is in them."""
     return Capture(
         state.recency.stamps(),
-        {sid: (session.schema, session.runs()) for sid, session in state.sessions.items()},
+        state.recency.parents(),
+        state.sessions.copy(),
+        {sid: session.filled for sid, session in state.sessions.items()},
         {
-            namespace: m.RegisterPrefix(
-                namespace,
-                prefix.keys.schema,
-                prefix.values.schema,
-                prefix.declared,
-                prefix.fingerprint,
-                prefix.blocks,
-                parent=state.parent(namespace),
-            )
+            namespace: (prefix.declared, prefix.fingerprint, prefix.blocks)
             for namespace, prefix in state.prefixes.items()
         },
-        {sid: dict(held.blobs) for sid, held in state.recurrent.items()},
+        {sid: held.blobs for sid, held in state.recurrent.items()},
         [state.keys.entries(db) for db in range(DBS)],
         state.bytes_used,
     )

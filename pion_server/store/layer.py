@@ -75,6 +75,14 @@ class Layer:
         """All rows as they are now, by reference, in token order."""
         return self._extents
 
+    def copy(self) -> Layer:
+        """The same rows, for put(); this one stays as it is. It is only to be read from then on,
+        since they share the chunks, and how many bytes of these are in use."""
+        copied = Layer(self.index, self.row_bytes)
+        copied.rows, copied.stretches, copied.held = self.rows, self.stretches, self.held
+        copied._extents = self._extents
+        return copied
+
     def put(self, start: int, data: memoryview) -> None:
         """Rows from token `start` on; `data` (whole rows, format "B") is kept, not copied."""
         end = start + data.nbytes // self.row_bytes

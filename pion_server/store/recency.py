@@ -48,6 +48,10 @@ class Recency:
         """When each unit was used last: a copy, which costs less than bringing it in order."""
         return self._stamps.copy()
 
+    def parents(self) -> dict[Unit, Unit]:
+        """The parent of each unit that has one, there or not: a copy."""
+        return self._parents.copy()
+
     def tell(self, now_ms: int) -> None:
         """It is `now_ms` (milliseconds since any fixed moment). One that runs back stands still."""
         self._now_ms = max(self._now_ms, now_ms)

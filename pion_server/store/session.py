@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 
 from pion_server.errors import PionError
-from pion_server.store.layer import Extent, Layer
+from pion_server.store.layer import Layer
 from pion_server.store.mutations import DropPrefix, DropSession, RowBlock
 from pion_server.store.schema import Schema
 from pion_server.store.views import RowView
@@ -23,9 +23,10 @@ STRETCH_BYTES = 800
 
 class Session:
     """Rows by layer and token id. `unit` is the mutation that drops the session: its own, or that
-    of the namespace it belongs to."""
+    of the namespace it belongs to. `filled` are the layers that have rows; it and they are replaced
+    and never changed, so a snapshot takes no more than a reference."""
 
-    __slots__ = ("_layers", "row_bytes", "schema", "sid", "stretches", "unit")
+    __slots__ = ("filled", "row_bytes", "schema", "sid", "stretches", "unit")
 
     def __init__(self, sid: bytes, schema: Schema, unit: DropPrefix | DropSession) -> None:
         self.sid = sid
@@ -33,7 +34,7 @@ class Session:
         self.unit = unit
         self.row_bytes = 0  # bytes of all rows that are there
         self.stretches = 0  # runs of neighbouring rows in all layers
-        self._layers: dict[int, Layer] = {}
+        self.filled: dict[int, Layer] = {}
 
     @property
     def nbytes(self) -> int:
@@ -43,16 +44,12 @@ class Session:
     @property
     def layers(self) -> int:
         """One more than the highest layer that has rows."""
-        return max(self._layers, default=-1) + 1
+        return max(self.filled, default=-1) + 1
 
     def layer(self, index: int) -> Layer:
         """The layer's rows, to read; raises PionError where the schema has no such layer."""
         row_bytes = self.schema.layer(index).row_bytes
-        return self._layers.get(index) or Layer(index, row_bytes)
-
-    def runs(self) -> dict[int, tuple[Extent, ...]]:
-        """The rows of every layer as they are now, by reference."""
-        return {index: layer.runs() for index, layer in self._layers.items()}
+        return self.filled.get(index) or Layer(index, row_bytes)
 
     def view(self, layer: int, start: int, end: int) -> RowView:
         """Rows [start, end) of a layer. Raises PionError if one of them is missing."""
@@ -91,9 +88,11 @@ class Session:
 
     def put(self, block: RowBlock) -> None:
         """Store a block that check() let pass."""
-        layer = self._layers[block.layer] = self.layer(block.layer)
+        layer = self.layer(block.layer).copy()
         self.row_bytes -= layer.nbytes
         self.stretches -= layer.stretches
         layer.put(block.start, block.data)
         self.row_bytes += layer.nbytes
         self.stretches += layer.stretches
+        self.filled = self.filled.copy()
+        self.filled[block.layer] = layer

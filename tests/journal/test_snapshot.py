@@ -7,6 +7,8 @@ That no operation of SAVE may fail, or be the last one, in a harmful way is in t
 from __future__ import annotations
 
 import errno
+import gc
+import sys
 from collections import Counter
 
 import numpy as np
@@ -26,8 +28,11 @@ from pion_server.store.store import Store
 UPHEAVAL = [
     prefix_rows(b"b", 70, start=1),
     register(b"a", tokens=9),
-    m.StoreRows((block(b"s", 0, 0, 9, 12, 71),)),
+    m.StoreRows((block(b"s", 0, 0, 9, 12, 71), block(b"s", 1, 9, 1, 16, 72))),
+    m.StoreRows((block(b"a_pk", 7, 0, 1, 8, 73),)),
     m.StoreState(b"alone", 0, b"newest"),
+    m.StoreState(b"alone", 2, b"another"),
+    m.DropState(b"alone", 0),
     m.StoreState(b"a", 1, b"newer"),
     m.SetKey(0, b"last", b"changed"),
     m.SetExpiry(3, b"timed", 1 << 59),
@@ -53,6 +58,26 @@ def test_a_capture_is_a_moment() -> None:
     assert state_of(store) != before
     assert state_after(moment.mutations()) == before
     assert state_after(moment.mutations()) == before  # it is not used up
+
+
+def test_a_capture_takes_no_more_for_more_layers() -> None:
+    """On the event loop, everybody waits for it."""
+    made = []
+    for layers in (1, 200):
+        store = Store()
+        for i in range(50):
+            sid = b"session %d" % i
+            store.apply(m.CreateSession(sid, NARROW))
+            store.apply(m.StoreRows(tuple(block(sid, n, 0, 1, 8, n) for n in range(layers))))
+            for n in range(layers):
+                store.apply(m.StoreState(sid, n, b"state"))
+        gc.collect()
+        before = sys.getallocatedblocks()
+        moment = capture(store)
+        made.append(sys.getallocatedblocks() - before)
+        assert len(moment.sessions) == 50
+        del moment
+    assert abs(made[0] - made[1]) < 20, made
 
 
 def test_a_capture_copies_no_payload() -> None:

@@ -113,9 +113,9 @@ def state_of(store: Store) -> dict[str, Any]:
 
 def rows_of(session: Any) -> dict[tuple[int, int], bytes]:
     rows = {}
-    for layer, runs in session.runs().items():
+    for layer, held in session.filled.items():
         size = session.schema.layer(layer).row_bytes
-        for run in runs:
+        for run in held.runs():
             for i in range(run.end - run.start):
                 rows[layer, run.start + i] = bytes(run.data[i * size : (i + 1) * size])
     return rows
