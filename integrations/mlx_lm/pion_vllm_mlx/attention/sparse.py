@@ -7,7 +7,7 @@ whole. What a query does not see is an approximation: with as many blocks as the
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import mlx.core as mx
 
@@ -16,11 +16,16 @@ from pion_vllm_mlx.attention.merge import Partial, merged, rows_of
 from pion_vllm_mlx.attention.suffix import Query, SuffixCache, plain
 
 
-class Sparse(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Sparse:
     """`block` tokens a block, and how many `blocks` of the prefix each query sees."""
 
     block: int = 64
     blocks: int = 8
+
+    def __post_init__(self) -> None:
+        if self.block < 1 or self.blocks < 1:
+            raise ValueError(f"a query sees at least one block of one token, not {self}")
 
 
 class SparseCache(SuffixCache):
