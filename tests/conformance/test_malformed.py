@@ -7,6 +7,7 @@ or the input had swallowed it; both must be as with Redis.
 
 from __future__ import annotations
 
+import re
 import time
 from contextlib import closing
 from typing import Any
@@ -74,8 +75,10 @@ TOO_MUCH = {
     "array length": b"*" + b"1" * 200_000,
     "bulk length": b"*1\r\n$" + b"1" * 200_000,
 }
-# What Redis lets pass, and guesses where the next request begins.
+# What Redis lets pass, and guesses where the next request begins: a sender that miscounted would
+# have its rows stored cut or shifted, and its payload read as commands.
 STRICTER_INPUTS = {
+    "stars behind an empty bulk": b"*1\r\n$0\r\n**",
     "bulk longer than it says": b"*1\r\n$4\r\nPINGPING\r\n",
     "bulk without its end": b"*1\r\n$4\r\nPINGXX",
     "a million arguments": b"*1048577\r\n",
@@ -103,6 +106,44 @@ def ending(client: Any, *pieces: bytes) -> bytes:
 
 def check(both: Any, data: bytes) -> None:
     assert ending(both.pion(), data) == ending(both.redis(), data)
+
+
+LOST = b"-ERR Protocol error: expected CRLF after a bulk\r\n"
+REQUEST = re.compile(rb"\*([1-9][0-9]*)\r\n")
+BULK = re.compile(rb"\$(0|[1-9][0-9]*)\r\n")
+
+
+def lost_frame(data: bytes) -> int | None:
+    """Where the first request begins that has a bulk which two other bytes than CRLF follow; None
+    where there is none."""
+    at = 0
+    while at < len(data):
+        start = at
+        if (header := REQUEST.match(data, at)) is None:
+            _, newline, rest = data[at:].partition(b"\n")  # inline, or an array of nothing
+            at = len(data) - len(rest) if newline else len(data)
+            continue
+        at = header.end()
+        for _ in range(int(header[1])):
+            if (bulk := BULK.match(data, at)) is None:
+                return None  # cut off, or a protocol error for both
+            behind = bulk.end() + int(bulk[1])
+            at = behind + 2
+            if len(data) >= at and data[behind:at] != b"\r\n":
+                return start
+    return None
+
+
+def check_but_for_lost_frames(both: Any, data: bytes) -> None:
+    """Both say the same, but where Redis passes over two bytes behind a bulk that are no CRLF, and
+    takes up the stream somewhere: pion ends it there, unless both have ended it before."""
+    start = lost_frame(data)
+    if start is None:
+        check(both, data)
+        return
+    before = ending(both.redis(), data[:start])
+    ended = b"-ERR Protocol error" in before
+    assert ending(both.pion(), data) == (before if ended else before + LOST)
 
 
 @pytest.mark.parametrize("data", INPUTS.values(), ids=INPUTS)
@@ -143,7 +184,7 @@ STREAM = st.lists(st.sampled_from(FRAGMENTS), max_size=12).map(b"".join)
 @settings(max_examples=400, deadline=None, derandomize=True)
 @given(STREAM)
 def test_fragments(both: Any, data: bytes) -> None:
-    check(both, data)
+    check_but_for_lost_frames(both, data)
 
 
 @pytest.mark.long
@@ -151,4 +192,4 @@ def test_fragments(both: Any, data: bytes) -> None:
 @settings(max_examples=50_000, deadline=None)
 @given(STREAM)
 def test_many_fragments(both: Any, data: bytes) -> None:
-    check(both, data)
+    check_but_for_lost_frames(both, data)
