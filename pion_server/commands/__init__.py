@@ -17,6 +17,7 @@ FAMILIES = (
     "attend",
     "attend_sparse",
     "attend_warm",
+    "attend_index",
     "durability",
     "receipt",
     "workers",

@@ -5,15 +5,19 @@ What is kept, for how long, and when to use it: docs/ATTENTION.md. Sparse forms:
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from pion_server.attention.base import Floats, Heads, Partial, Resident
 from pion_server.attention.engine import Cost
 from pion_server.attention.merge import dense, fused
 from pion_server.attention.sparse import over_blocks
 from pion_server.attention.table import Item, namespace_of
+from pion_server.commands.arguments import Arguments
 from pion_server.commands.attend_args import (
     BLOB_ERROR,
     GROUP,
     MAP_ERRORS,
+    QUERY_REPLY,
     STATE_ERRORS,
     SUFFIX_ERROR,
     attend,
@@ -86,7 +90,7 @@ def lookup(ctx: Context, raw: list[Payload]) -> Reply:
     arity=-7,
     group=GROUP,
     syntax="ATTEND.PREFIX.QUERY <sid> <layer> <H> <D> <top_k> <Q_blob> [<fa_window>]",
-    reply="a bulk: fp32 (H, M, D), and for M > 1 the LSE, fp32 (H, M), behind it",
+    reply=QUERY_REPLY,
     errors=STATE_ERRORS,
 )
 def query(ctx: Context, raw: list[Payload]) -> Reply | Job:
@@ -97,24 +101,41 @@ def query(ctx: Context, raw: list[Payload]) -> Reply | Job:
     is the natural logarithm of the sum of exp(score) of the rows that a query saw."""
     args = ctx.arguments(raw)
     sid, layer = sid_and_layer(args)
+    asked = question(args)
+    kept = state(ctx, sid, layer, asked.dim)
+    groups = even_groups(asked.heads, kept.shape[0])
+    cost = Cost.of_attention(kept.shape, asked.queries.shape)
+    return attend(ctx, lambda backend: asked.over(kept, groups), cost)
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Queries (H_q, M, D) for the rows of their `top_k` highest scores, 0 for all, or those of them
+    within the window."""
+
+    queries: Floats
+    top_k: int
+    window: int | None = None
+
+    @property
+    def heads(self) -> int:
+        return int(self.queries.shape[0])
+
+    @property
+    def dim(self) -> int:
+        return int(self.queries.shape[2])
+
+    def over(self, kept: Resident, groups: Heads) -> Partial:
+        """The answer, of K/V heads of the same `dim`."""
+        if 0 < self.top_k < kept.shape[1]:
+            return over_blocks(kept, self.queries, groups, 1, self.top_k, self.window)
+        return dense(kept, self.queries, groups, self.window)
+
+
+def question(args: Arguments) -> Question:
+    """`<H> <D> <top_k> <Q_blob> [<fa_window>]`, the end of the command."""
     count, dim, top_k = query_heads(args, "H"), head_dim(args), tokens(args, "top_k", 0)
-    asked, within = queries(args, count, dim), window(args)
-    kept = state(ctx, sid, layer, dim)
-    groups = even_groups(count, kept.shape[0])
-    return attend(
-        ctx,
-        lambda backend: best_rows(kept, asked, groups, top_k, within),
-        Cost.of_attention(kept.shape, asked.shape),
-    )
-
-
-def best_rows(
-    kept: Resident, asked: Floats, groups: Heads, top_k: int, within: int | None = None
-) -> Partial:
-    """Over the rows of the `top_k` highest scores, or over all."""
-    if 0 < top_k < kept.shape[1]:
-        return over_blocks(kept, asked, groups, 1, top_k, within)
-    return dense(kept, asked, groups, within)
+    return Question(queries(args, count, dim), top_k, window(args))
 
 
 @command(
@@ -155,7 +176,7 @@ def query_fused(ctx: Context, raw: list[Payload]) -> Reply | Job:
     group=GROUP,
     home=Home.ANYWHERE,
     syntax="ATTEND.QUERYBATCH <H> <N> <D> <top_k> <Q_blob> <K_blob> <V_blob>",
-    reply="a bulk: fp32 (H, M, D), and for M > 1 the LSE, fp32 (H, M), behind it",
+    reply=QUERY_REPLY,
     errors=(BLOB_ERROR,),
 )
 def querybatch(ctx: Context, raw: list[Payload]) -> Reply | Job:
@@ -164,11 +185,11 @@ def querybatch(ctx: Context, raw: list[Payload]) -> Reply | Job:
     args = ctx.arguments(raw)
     shape = heads(args), tokens(args, "N"), head_dim(args)
     top_k = tokens(args, "top_k", 0)
-    asked = queries(args, shape[0], shape[2])
+    asked = Question(queries(args, shape[0], shape[2]), top_k)
     keys, values = floats(args, "K_blob", *shape), floats(args, "V_blob", *shape)
     groups = even_groups(shape[0], shape[0])
     return attend(
         ctx,
-        lambda backend: best_rows(backend.transient(keys, values), asked, groups, top_k),
-        Cost.of_attention(shape, asked.shape),
+        lambda backend: asked.over(backend.transient(keys, values), groups),
+        Cost.of_attention(shape, asked.queries.shape),
     )

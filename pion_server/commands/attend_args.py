@@ -31,6 +31,7 @@ GROUP = "ATTEND"
 MAX_HEADS = 256
 MAX_QUERY_HEADS = 4096
 
+QUERY_REPLY = "a bulk: fp32 (H, M, D), and for M > 1 the LSE, fp32 (H, M), behind it"
 # Error replies, as the entries of the command table name them.
 BLOB_ERROR = "-ERR expected <n> bytes of <blob>"
 STATE_ERRORS = ("-COLDMISS", "-ERR session not found", "-ERR the state has")
@@ -69,12 +70,12 @@ def window(args: Arguments) -> int | None:
 
 def floats(args: Arguments, what: str, *shape: int) -> Floats:
     """A blob of fp32 values of that shape, by reference."""
-    return np.frombuffer(_sized(args, what, 4 * prod(shape)), "<f4").reshape(shape)
+    return np.frombuffer(sized(args, what, 4 * prod(shape)), "<f4").reshape(shape)
 
 
 def indices(args: Arguments, what: str, *shape: int) -> npt.NDArray[np.uint32]:
     """A blob of unsigned 32-bit integers of that shape, by reference."""
-    return np.frombuffer(_sized(args, what, 4 * prod(shape)), "<u4").reshape(shape)
+    return np.frombuffer(sized(args, what, 4 * prod(shape)), "<u4").reshape(shape)
 
 
 def queries(args: Arguments, head_count: int, dim: int) -> Floats:
@@ -107,7 +108,7 @@ def suffix(
 
 def head_map(args: Arguments, head_count: int, kv_heads: int) -> Heads:
     """The K/V head of each query head, uint8 (head_count,)."""
-    found = np.frombuffer(_sized(args, "head_map", head_count), np.uint8)
+    found = np.frombuffer(sized(args, "head_map", head_count), np.uint8)
     if found.max() >= kv_heads:
         raise PionError(f"head_map names K/V head {found.max()}, and there are {kv_heads}")
     return found
@@ -144,7 +145,7 @@ def attend(
 ) -> Reply | Job:
     """The reply to a query: out (H_q, M, D) and, for M > 1 and where it is wanted, the LSE (H_q, M)
     behind it."""
-    return compute(ctx, lambda backend: _blob(work(backend), lse), lambda reply: reply, cost)
+    return compute(ctx, lambda backend: answer(work(backend), lse), lambda reply: reply, cost)
 
 
 def compute(
@@ -158,7 +159,8 @@ def compute(
     return Job(made, finish) if isinstance(made, Future) else finish(made)
 
 
-def _blob(found: Partial, with_lse: bool) -> Reply:
+def answer(found: Partial, with_lse: bool = True) -> Reply:
+    """What goes out of a result."""
     out = _bytes(found.out)
     if not with_lse or found.out.shape[1] == 1:
         return out
@@ -170,7 +172,8 @@ def _bytes(values: Floats) -> memoryview:
     return np.ascontiguousarray(values, "<f4").reshape(-1).view(np.uint8).data
 
 
-def _sized(args: Arguments, what: str, nbytes: int) -> memoryview:
+def sized(args: Arguments, what: str, nbytes: int) -> memoryview:
+    """A blob of so many bytes."""
     blob = args.blob(what)
     if blob.nbytes != nbytes:
         raise PionError(f"expected {nbytes} bytes of {what}, got {blob.nbytes}")

@@ -31,6 +31,7 @@ GROUPS = {
     "V": "Sessions of rows",
     "SSM.PREFIX": "Recurrent states",
     "ATTEND": "Attention",
+    "INDEX": "Attention indexes",
     "PION": "The receipt and the workers",
     "Strings": "Plain keys: values",
     "Keys": "Plain keys: the keyspace",

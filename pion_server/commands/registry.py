@@ -43,6 +43,7 @@ HOMES = {
     "SSM.PREFIX": Home.NAMESPACE,
     "V": Home.SESSION,
     "ATTEND": Home.STATE,
+    "INDEX": Home.NAMESPACE,
     "Strings": Home.FIRST,
     "Keys": Home.FIRST,
 }

@@ -36,7 +36,7 @@ HASHES = bytes(range(16))
 SCHEMA = "fmt=fp16,dim=4"
 DECLARED = ["LAYERS", 1, "TOKENS", 2, "PREFILL_MS", "12.5", "FINGERPRINT", "aa"]
 K1, K2, K3, K4, KX = (Name(b"k%d" % number) for number in range(5))
-SID, NS, MS, NONE = (Name(name) for name in (b"session", b"space", b"schemas", b"absent"))
+SID, NS, MS, IX, NONE = map(Name, (b"session", b"space", b"schemas", b"index", b"absent"))
 
 # Every command of the server in an order that makes sense. A tenant that runs it all begins and
 # ends with nothing.
@@ -105,6 +105,11 @@ LIFE: list[list[Word]] = [
     ["ATTEND.QUERYBATCH", 1, 2, 4, 0, ROW, ROWS, ROWS],
     ["KV.PREFIX.WARM", NS, 1, 4, SID],
     ["ATTEND.PREFIX.QUERY", SID, 0, 1, 4, 0, ROW],
+    ["KV.STORE", IX, 0, 0, 2, ROWS, ROWS],
+    ["ATTEND.STORE", IX, 0, 1, 2, 4, ROWS, ROWS],
+    ["KV.FETCH", IX, 0, 0, 4],
+    ["KV.INFO", IX],
+    ["ATTEND.QUERY", IX, 0, 1, 4, 1, ROW],
     ["KV.PREFIX.INFO"],
     ["KV.PREFIX.SAVE"],
     ["PION.WORKERS"],
@@ -122,6 +127,7 @@ LIFE: list[list[Word]] = [
     ["UNLINK", K4, NONE],
     ["DBSIZE"],
     ["KV.PREFIX.DROP", MS, NONE],
+    ["KV.PREFIX.DROP", IX],
     ["KV.PREFIX.DROP", NS],
     ["KV.PREFIX.INFO"],
     ["FLUSHDB"],

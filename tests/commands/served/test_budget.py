@@ -89,6 +89,9 @@ TOO_LARGE: dict[str, list[Any]] = {
     "MSET": ["x", b"1", "key", HUGE],
     "SSM.PREFIX.STORE": ["a", 0, HUGE],
     "ATTEND.PREFIX.STORE": ["a", 0, 1, LIMIT // 4, 1, HUGE[:LIMIT], HUGE[:LIMIT]],
+    "KV.STORE": ["new", 0, 0, LIMIT // 4, HUGE[:LIMIT], HUGE[:LIMIT]],
+    "ATTEND.STORE": ["new", 0, 1, LIMIT // 4, 1, HUGE[:LIMIT], HUGE[:LIMIT]],
+    "ATTEND.QUERY": [],  # as the next one
     "KV.PREFIX.WARM": [],  # its copy is larger than the rows only where these are not fp32
 }
 

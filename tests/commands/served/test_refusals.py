@@ -48,6 +48,17 @@ AUTO: Words = (AP + "QUERY_SPARSE_AUTO", ATT, 0, 4, 2, 1, 2, 2)
 AUTO_FUSED: Words = (AP + "QUERY_SPARSE_AUTO_FUSED", ATT, 0, 4, 2, 1, 2, 2, 1)
 BATCH: Words = ("ATTEND.QUERYBATCH", 2, 3, 2, 0)
 WARM: Words = (KV + "WARM", NS, 1, 2)
+# An index: NS itself is none that one could add to, as its rows have another size.
+IX_STORE: Words = ("KV.STORE", NEW, 0, 0, 1)
+IX_APPEND: Words = ("ATTEND.STORE", NEW, 0, 1, 1, 2)
+IX_QUERY: Words = ("ATTEND.QUERY", NS, 0, 1, 2, 0)
+INDEX: list[Words] = [
+    (*IX_STORE, ROW, ROW),
+    (*IX_APPEND, ROW, ROW),
+    (*IX_QUERY, ROW),
+    ("KV.FETCH", NS, 0, 0, 1),
+    ("KV.INFO", NS),
+]
 WHOLE: list[Words] = [
     (*ATTEND_STORE, KV3, KV3),
     (*QUERY, Q),
@@ -104,7 +115,7 @@ REFUSED: list[tuple[str, list[Words]]] = [
             *lacking(SSM + "STORE", NS, 0, ROW)[1:],
             *lacking(SSM + "FETCH", NS, 0)[1:],
             (SSM + "DROP",),
-            *[each for words in WHOLE for each in lacking(*words)],
+            *[each for words in (*WHOLE, *INDEX) for each in lacking(*words)],
             *lacking(*WARM),
             *lacking(AP + "LOOKUP", ATT, 0),
             (*REGISTER, "PARENT"),
@@ -143,6 +154,7 @@ REFUSED: list[tuple[str, list[Words]]] = [
                 (AP + "LOOKUP", name, 0),
                 (*ATTEND_STORE[:1], name, *ATTEND_STORE[2:], KV3, KV3),
                 *of(name),
+                *[with_word(words, 1, name) for words in INDEX],
             ]
         ],
     ),
@@ -191,6 +203,8 @@ REFUSED: list[tuple[str, list[Words]]] = [
                 with_word(WARM, 2, number),
                 with_word(WARM, 3, number),
                 (AP + "LOOKUP", ATT, number),
+                *[with_word(words, 2, number) for words in INDEX[:-1]],
+                *[with_word(words, at, number) for words in INDEX[:-1] for at in (3, 4)],
             ]
             if (words[-2:], number) != (("BATCH", 0), 0)
         ],
@@ -397,6 +411,45 @@ REFUSED: list[tuple[str, list[Words]]] = [
         ],
     ),
     ("the namespace is not complete", [(KV + "WARM", OPEN, 1, 2), (KV + "WARM", OPEN, 2, 1, NS)]),
+    # Indexes
+    ("unknown index", [with_word(words, 1, NEW) for words in INDEX[2:4]]),
+    (
+        "it exists with another layout",
+        [
+            ("KV.STORE", NS, 0, 0, 1, ROW * 2, ROW * 2),
+            ("ATTEND.STORE", NS, 0, 1, 2, 1, ROW, ROW),
+        ],
+    ),
+    ("a blob of rows has", [(*IX_STORE, b"", b""), (*IX_STORE, ROW[:-1], ROW)]),
+    (
+        "expected [0-9]+ bytes of",
+        [(*IX_STORE, ROW, ROW * 2), (*IX_APPEND, ROW, ROW * 2), (*IX_APPEND, b"", ROW)],
+    ),
+    (
+        "rows to store must lie in",
+        [("KV.STORE", NS, 0, 2**31, 1, ROW, ROW)],
+    ),
+    ("rows of layer 0 are not made of heads", [("ATTEND.QUERY", NS, 0, 1, 3, 0, b"\0" * 12)]),
+    (
+        "the state has 2 K/V heads",
+        [
+            ("ATTEND.QUERY", NS, 1, 3, 1, 0, b"\0" * 12),
+        ],
+    ),
+    (
+        "layer 1 is outside this session's schema",
+        [("ATTEND.QUERY", NARROW, 1, 1, 2, 0, ROW), ("KV.FETCH", NARROW, 1, 0, 1)],
+    ),
+    (
+        "layer [0-9]+: rows? [0-9]+.* not stored",
+        [
+            ("ATTEND.QUERY", OPEN, 0, 1, 2, 0, ROW),
+            ("ATTEND.QUERY", PART, 0, 1, 2, 0, ROW),
+            ("KV.FETCH", NS, 0, 3, 5),
+            ("KV.FETCH", NS, 0, 3, 9),
+            ("KV.FETCH", NS, 0, 4, 5),
+        ],
+    ),
     # Attention
     (
         "expected [0-9]+ bytes of",
