@@ -62,11 +62,16 @@ COMMANDS: Final = {
     0x25: "ATTEND.PREFIX.QUERY_SPARSE_AUTO",
     0x26: "ATTEND.PREFIX.QUERY_SPARSE_AUTO_FUSED",
     0x28: "ATTEND.QUERYBATCH",
+    0x29: "ATTEND.STORE",
+    0x2A: "ATTEND.QUERY",
     0x30: "V.CREATE",
     0x31: "V.STOREBATCH",
     0x32: "V.FETCH",
     0x40: "SSM.PREFIX.STORE",
     0x41: "SSM.PREFIX.FETCH",
     0x42: "SSM.PREFIX.DROP",
+    0x50: "KV.STORE",
+    0x51: "KV.FETCH",
+    0x52: "KV.INFO",
 }
 NUMBERS: Final = {name: number for number, name in COMMANDS.items()}
