@@ -1,4 +1,4 @@
-"""Time to the first token of a 16-token suffix behind a shared prefix, four ways, in one run.
+"""Time to the first token of a 16-token suffix behind a shared prefix, by all ways, in one run.
 
     python benchmarks/reproducers/bench_ttft.py --prompt-tokens N --runs R --json PATH [--model M]
 
@@ -6,6 +6,11 @@ cold      the prefix is prefilled
 file      mlx-lm's load_prompt_cache, in a fresh process, from a file in the page cache
 pion_tcp  PionPromptCache.get_or_prefill over TCP, in a fresh process; vquant "native", bit-exact
           as the file is (pion_tcp_fp16 beside it: the default, half the bytes of an fp32 model)
+stage2_tcp, stage2_binary
+          make_pion_prompt_cache in a fresh process: the prefix stays at the server, which computes
+          attention over it; over RESP and over the binary lane
+stage2_inproc
+          make_pion_prompt_cache in the process that holds the prefix
 inproc    a KVCache that is already in the process: the limit
 
 A fresh process has loaded the model and run it once on 16 tokens before the clock starts, each way
@@ -16,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -27,6 +33,7 @@ from typing import Any
 from pion_vllm_mlx.blas import load_fast_blas
 
 from benchmarks import harness
+from pion_server.client import Client
 
 SUFFIX = 16
 NAMESPACE = "bench-ttft"
@@ -60,10 +67,26 @@ class Engine:
 
         return load_prompt_cache(path)
 
-    def pion(self, port: int, vquant: str) -> Any:
+    def pion(self, port: int, vquant: str, **stage2: Any) -> Any:
         from pion_vllm_mlx import PionPromptCache
 
-        return PionPromptCache(self.model, port=port, vquant=vquant, timeout=60)
+        return PionPromptCache(self.model, port=port, vquant=vquant, timeout=60, **stage2)
+
+    def stage2(self, port: int, url: str | None = None) -> Any:
+        """With the attention patch, and run once on 16 tokens, too."""
+        from pion_vllm_mlx import install_pion_attention_patch
+
+        install_pion_attention_patch()
+        cache = self.pion(port, "native", stage2=True, attention_url=url)
+        cache.get_or_prefill(self.suffix, namespace=f"{NAMESPACE}-first")
+        cache.flush()
+        self.first_token(self.continued(cache, "first", self.suffix))
+        return cache
+
+    def continued(self, cache: Any, name: str, prefix: list[int]) -> list[Any]:
+        from pion_vllm_mlx import make_pion_prompt_cache
+
+        return make_pion_prompt_cache(self.model, f"{NAMESPACE}-{name}", cache, len(prefix))
 
 
 def measure(engine: Engine, restore: Callable[[], list[Any]]) -> dict[str, Any]:
@@ -86,6 +109,8 @@ def measure_here(options: argparse.Namespace) -> dict[str, Any]:
     engine = Engine(options.model, options.prompt_tokens)
     if options.way == "file":
         return measure(engine, lambda: engine.load_file(options.source))
+    if options.way == "stage2":
+        return measure_at_server(engine, *options.source.split(","))
     port, vquant = options.source.split(",")
     cache = engine.pion(int(port), vquant)
     result = measure(
@@ -93,6 +118,16 @@ def measure_here(options: argparse.Namespace) -> dict[str, Any]:
     )
     if cache.stats()["hits"] != 1:
         raise SystemExit(f"the prefix was not restored from Pion: {cache.stats()}")
+    return result
+
+
+def measure_at_server(engine: Engine, port: str, url: str) -> dict[str, Any]:
+    os.environ["PION_PROMPT_CACHE_NO_INPROC"] = "1"
+    cache = engine.stage2(int(port), url)
+    before = cache.stats()["attend_calls"]
+    result = measure(engine, lambda: engine.continued(cache, "native", engine.prefix))
+    if cache.stats()["attend_calls"] == before or cache.stats()["errors"]:
+        raise SystemExit(f"the server computed no attention: {cache.stats()}")
     return result
 
 
@@ -104,9 +139,13 @@ def run(options: argparse.Namespace, port: int, folder: str) -> dict[str, list[d
     path = f"{folder}/prompt.safetensors"
     warm = engine.prefill(engine.prefix)
     save_prompt_cache(path, warm)
-    for vquant in ("native", "fp16"):
-        with engine.pion(port, vquant) as cache:
-            cache.get_or_prefill(engine.prefix, namespace=f"{NAMESPACE}-{vquant}")
+    with engine.pion(port, "fp16") as cache:
+        cache.get_or_prefill(engine.prefix, namespace=f"{NAMESPACE}-fp16")
+    stage2 = engine.stage2(port)
+    stage2.get_or_prefill(engine.prefix, namespace=f"{NAMESPACE}-native")
+    stage2.flush()
+    with Client(f"pion://127.0.0.1:{port}") as client:
+        binary = f"pion+fast://127.0.0.1:{client.pion_workers()[0].fast_port}"
 
     def in_process() -> list[Any]:
         trim_prompt_cache(warm, warm[0].offset - len(engine.prefix))
@@ -118,6 +157,11 @@ def run(options: argparse.Namespace, port: int, folder: str) -> dict[str, list[d
         "file": lambda: fresh(options, "file", path),
         "pion_tcp": lambda: fresh(options, "pion", f"{port},native"),
         "pion_tcp_fp16": lambda: fresh(options, "pion", f"{port},fp16"),
+        "stage2_tcp": lambda: fresh(options, "stage2", f"{port},pion://127.0.0.1:{port}"),
+        "stage2_binary": lambda: fresh(options, "stage2", f"{port},{binary}"),
+        "stage2_inproc": lambda: measure(
+            engine, lambda: engine.continued(stage2, "native", engine.prefix)
+        ),
     }
     results: dict[str, list[dict[str, Any]]] = {name: [] for name in ways}
     for number in range(options.runs):
@@ -137,6 +181,7 @@ def report(options: argparse.Namespace, results: dict[str, list[dict[str, Any]]]
     figures: dict[str, Any] = {f"{name}_ms": spread[name]["median"] for name in samples}
     figures |= {
         "pion_tcp_vs_file": harness.ratio(samples["pion_tcp"], samples["file"]),
+        "stage2_inproc_vs_inproc": harness.ratio(samples["stage2_inproc"], samples["inproc"]),
         "first_token_identical": len(exact) == 1,
         "spread": spread,
         "tokens": options.prompt_tokens,
