@@ -24,6 +24,8 @@ from pion_server.client import Client
 
 WORKERS = 4
 CHUNKS = 12
+# A process that starts on a busy machine; below LMCache's blocking_timeout_secs.
+SECONDS = 6
 
 
 @pytest.fixture
@@ -34,19 +36,19 @@ def four(own_pion: Callable[..., Server], tmp_path: Any) -> Server:
 
 def ports(server: Server) -> list[str]:
     """URLs, each of one worker alone: what it stores lives there."""
-    with Client(server.url) as client:
+    with Client(server.url, timeout=PATIENCE) as client:
         return [f"pion://127.0.0.1:{each.port}" for each in client.pion_workers()]
 
 
 def kill_worker(server: Server, number: int) -> None:
     """SIGKILL; the supervisor starts another one in its place."""
-    with Client(server.url) as client:
+    with Client(server.url, timeout=PATIENCE) as client:
         os.kill(client.pion_workers()[number].pid, signal.SIGKILL)
 
 
 def spread(server: Server, connect: Callable[..., Backend]) -> tuple[list[Any], list[bytes]]:
     """Chunks in turn on all workers: their keys and bytes."""
-    stored = [connect(url).stored(CHUNKS // WORKERS) for url in ports(server)]
+    stored = [connect(url, timeout=SECONDS).stored(CHUNKS // WORKERS) for url in ports(server)]
     keys = [key for turn in zip(*(keys for keys, _ in stored), strict=True) for key in turn]
     return keys, [content for turn in zip(*(c for _, c in stored), strict=True) for content in turn]
 
@@ -54,7 +56,7 @@ def spread(server: Server, connect: Callable[..., Backend]) -> tuple[list[Any], 
 def test_a_batch_of_all_workers(four: Server, connect: Callable[..., Backend]) -> None:
     keys, contents = spread(four, connect)
     for url in (four.url, *ports(four)):
-        backend = connect(url)
+        backend = connect(url, timeout=SECONDS)
         assert backend.remote.batched_contains(keys) == CHUNKS
         assert backend.get(keys) == contents
         backend.put(keys, held := backend.chunks(CHUNKS))  # all there: nothing is sent
@@ -70,7 +72,7 @@ def test_a_worker_is_killed_while_chunks_move(
     four: Server, connect: Callable[..., Backend]
 ) -> None:
     keys, contents = spread(four, connect)
-    backend = connect(four.url, timeout=2)
+    backend = connect(four.url, timeout=SECONDS)
     wrong: list[Any] = []
     over = threading.Event()
 
@@ -104,10 +106,10 @@ def test_a_worker_is_killed_while_chunks_move(
 def test_the_second_level_on_all_workers(four: Server) -> None:
     keys, objects = fresh(CHUNKS), [obj(seed=i + 1) for i in range(CHUNKS)]
     for number, url in enumerate(ports(four)):
-        writer = Adapter(url)
+        writer = Adapter(url, timeout=SECONDS)
         assert writer.store(keys[number::WORKERS], objects[number::WORKERS]).is_successful()
         writer.inner.close()
-    reader = Adapter(four.url, timeout=2)
+    reader = Adapter(four.url, timeout=SECONDS)
     assert reader.look_up(keys) == [True] * CHUNKS
     kill_worker(four, 1)
     give_up = time.monotonic() + PATIENCE
