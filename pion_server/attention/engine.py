@@ -8,7 +8,7 @@ goes to the engine's own thread; so the loop never waits.
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from math import prod
 from threading import Lock
@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from pion_server.attention.base import AttentionBackend
 from pion_server.attention.choose import choose
+from pion_server.errors import PionError
 
 T = TypeVar("T")
 
@@ -68,6 +69,18 @@ class Engine:
             return work(self._ready())
         finally:
             self._lock.release()
+
+    def wait_for(self, work: Callable[[AttentionBackend], T]) -> T:
+        """What `work` returns or raises, for a thread that may wait. Raises PionError where the
+        server is stopping."""
+        try:
+            done = self._executor.submit(self._locked, work)
+        except RuntimeError:
+            raise PionError("the server is stopping") from None
+        try:
+            return done.result()
+        except CancelledError:
+            raise PionError("the server is stopping") from None
 
     def _locked(self, work: Callable[[AttentionBackend], T]) -> T:
         with self._lock:

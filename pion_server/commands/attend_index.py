@@ -199,7 +199,7 @@ def query(ctx: Context, raw: list[Payload]) -> Reply | Job:
     rows = LayerRows.of(prefix, layer, max(1, prefix.keys.layer(layer).rows))
 
     def work(backend: AttentionBackend) -> tuple[Item, Reply]:
-        kept = rows.resident(backend, size // asked.dim, asked.dim)
+        kept = backend.resident(*rows.heads(size // asked.dim, asked.dim))
         return Item(ns, layer, kept, ns), answer(asked.over(kept, groups))
 
     def finish(made: tuple[Item, Reply]) -> Reply:

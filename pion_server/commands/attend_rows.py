@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pion_server.attention.base import AttentionBackend, Floats, Resident
+from pion_server.attention.base import Floats
 from pion_server.store.layer import Extent
 from pion_server.store.prefixes import Prefix
 from pion_server.store.store import Store
@@ -35,9 +35,9 @@ class LayerRows:
         """As they are stored."""
         return self.keys.nbytes + self.values.nbytes
 
-    def resident(self, backend: AttentionBackend, heads: int, dim: int) -> Resident:
-        """The state that they make, of `heads` K/V heads with `dim` values each."""
-        return backend.resident(*(_heads(each, heads, dim) for each in (self.keys, self.values)))
+    def heads(self, count: int, dim: int) -> tuple[Floats, Floats]:
+        """K and V as fp32 (count, N, dim)."""
+        return _heads(self.keys, count, dim), _heads(self.values, count, dim)
 
     def current(self, store: Store) -> bool:
         """Whether the store still holds just these."""
@@ -52,9 +52,8 @@ def _runs_of(prefix: Prefix, layer: int) -> tuple[tuple[Extent, ...], ...]:
     return tuple(side.layer(layer).runs() for side in (prefix.keys, prefix.values))
 
 
-def _heads(view: RowView, heads: int, dim: int) -> Floats:
-    """Rows as fp32 (heads, N, dim)."""
+def _heads(view: RowView, count: int, dim: int) -> Floats:
     codec, row = view.format.codec, view.format.dim
     parts = [codec.decode(np.frombuffer(piece, np.uint8), row) for piece in view.pieces]
     rows = np.concatenate(parts) if len(parts) > 1 else parts[0]
-    return np.ascontiguousarray(rows.reshape(-1, heads, dim).transpose(1, 0, 2))
+    return np.ascontiguousarray(rows.reshape(-1, count, dim).transpose(1, 0, 2))

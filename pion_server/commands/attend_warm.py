@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from pion_server.attention.base import AttentionBackend
-from pion_server.attention.engine import Cost
+from functools import partial
+
+from pion_server.attention.base import AttentionBackend, Floats, Resident
 from pion_server.attention.table import Item
-from pion_server.commands.attend_args import compute, head_dim, heads
+from pion_server.commands.attend_args import head_dim, heads
 from pion_server.commands.attend_rows import LayerRows
 from pion_server.commands.context import Context
 from pion_server.commands.layouts import FETCH_ERRORS
@@ -42,14 +43,15 @@ def warm(ctx: Context, raw: list[Payload]) -> Reply | Job:
     prefix = _complete(ctx, ns)
     fitting = [layer for layer in range(prefix.layers) if row_size(prefix, layer) == count * dim]
     skipped = prefix.layers - len(fitting)
-    table = ctx.tenant.attention
+    table, engine = ctx.tenant.attention, ctx.tenant.engine
     table.check(len(fitting), 0)
     layers = [LayerRows.of(prefix, layer, prefix.tokens) for layer in fitting]
 
-    def work(backend: AttentionBackend) -> list[Item]:
+    def work() -> list[Item]:
         items: list[Item] = []
-        for rows in layers:
-            items.append(Item(sid, rows.layer, rows.resident(backend, count, dim), ns))
+        for rows in layers:  # queries of others come in between
+            kept = engine.wait_for(partial(_resident, *rows.heads(count, dim)))
+            items.append(Item(sid, rows.layer, kept, ns))
             table.check(0, sum(item.kept.nbytes for item in items))
         return items
 
@@ -59,7 +61,11 @@ def warm(ctx: Context, raw: list[Payload]) -> Reply | Job:
         table.put(*items)
         return Status(f"{len(items)} skipped_dim={skipped}" if skipped else f"{len(items)}")
 
-    return compute(ctx, work, finish, Cost(nbytes=8 * sum(rows.nbytes for rows in layers)))
+    return Job(work, finish)
+
+
+def _resident(keys: Floats, values: Floats, backend: AttentionBackend) -> Resident:
+    return backend.resident(keys, values)
 
 
 def row_size(prefix: Prefix, layer: int) -> int | None:

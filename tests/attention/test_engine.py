@@ -35,7 +35,9 @@ def ready(name: str = "numpy") -> Engine:
 
 
 def finished(made: Any) -> Any:
-    return made.result() if isinstance(made, Future) else made
+    if isinstance(made, Future):
+        return made.result()
+    return made() if callable(made) else made
 
 
 def thread(backend: AttentionBackend) -> str:
