@@ -33,8 +33,11 @@ class Disk:
     """The real one."""
 
     def make_folder(self, path: Path) -> None:
-        """A folder of our own; one that is there stays as it is."""
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        """A folder of our own, with those above it where they are missing; what is there stays as
+        it is."""
+        for missing in [each for each in reversed(path.parents) if not each.exists()]:
+            missing.mkdir(mode=0o700, exist_ok=True)
+        path.mkdir(mode=0o700, exist_ok=True)
 
     def names(self, folder: Path) -> list[str]:
         return os.listdir(folder)

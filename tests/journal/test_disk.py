@@ -4,6 +4,7 @@ else; and writes get through in whatever portions the kernel takes them.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
 import subprocess
@@ -63,6 +64,7 @@ def test_nobody_else_may_read_what_is_written(tmp_path: Path) -> None:
         os.umask(before)
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "new").rglob("*")}
     assert modes.pop("data") == 0o700
+    assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o700
     assert len(modes) == 4
     assert set(modes.values()) == {0o600}
 
@@ -165,6 +167,22 @@ def test_every_byte_is_written_once_and_in_order(
         patch.setattr(disk_module, "MAX_BYTES", most_bytes)
         assert write_all(disk, fd, buffers) == sum(map(len, buffers))
     assert disk.content("f") == b"".join(buffers)
+
+
+def test_macos_is_asked_to_empty_the_drives_cache_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its fsync leaves the bytes there, to be lost in a power cut."""
+    asked: list[int] = []
+    monkeypatch.setattr(disk_module.sys, "platform", "darwin")
+    monkeypatch.setattr(fcntl, "F_FULLFSYNC", 51, raising=False)
+    monkeypatch.setattr(fcntl, "fcntl", lambda fd, command: asked.append(command))
+    disk = Disk()
+    fd = disk.create(tmp_path / "f")
+    disk.sync(fd)
+    disk.release(fd)  # nothing there
+    disk.close(fd)
+    assert asked == [51]
 
 
 def test_large_writes_give_their_pages_back_and_small_ones_do_not(tmp_path: Path) -> None:
