@@ -14,7 +14,7 @@ called with another cache than ours goes on to mlx-lm's own, in any thread.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -70,12 +70,13 @@ def make_pion_prompt_cache(
     model: Model,
     namespace: str,
     pc: PionPromptCache,
-    tokens: int,
+    tokens: int | Sequence[int],
     *,
     sparse: Sparse | None = None,
 ) -> list[Cache]:
-    """Caches that continue the prefix of `tokens` tokens that `pc` knows as `namespace`, for
-    mlx-lm's `prompt_cache`; one for each sequence.
+    """Caches that continue the prefix that `pc` knows as `namespace`, for mlx-lm's `prompt_cache`;
+    to be used for one sequence. `tokens` is how many tokens it has; or, better, which ones: then
+    they are checked, and can be prefilled again.
 
     A prefix that `pc` holds in this process is continued in it, as fast as any KVCache. Another one
     stays at the server, which computes attention over it: one question a layer and step, once all
@@ -83,8 +84,8 @@ def make_pion_prompt_cache(
     only those blocks of the prefix that fit it best.
 
     If the server fails in the midst of an answer, `pc` fetches the prefix, or prefills it again,
-    where get_or_prefill has seen its tokens in this process; else PrefixUnavailableError comes out
-    of the model.
+    where `tokens` or get_or_prefill said what it is; else PrefixUnavailableError comes out of the
+    model.
 
     Raises ValueError where `pc` is of another model, without `stage2`, or knows another number of
     tokens; RuntimeError without the patch; UnsupportedAttentionError for a model that it does not

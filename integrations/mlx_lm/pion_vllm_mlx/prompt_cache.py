@@ -113,8 +113,7 @@ class PionPromptCache(Connected):
         token_ids = _token_ids(prefix_ids)
         if not namespace:
             raise ValueError("namespace must not be empty; see make_namespace()")
-        fingerprint = prefix_fingerprint(self._model_fingerprint, self._layout.words(), token_ids)
-        prefix = Prefix(namespace, token_ids, fingerprint)
+        prefix = self._prefix(namespace, token_ids)
         if self._stage2 is None:
             return self._restored_or_prefilled(prefix)
         held = self._stage2.recall(prefix)
@@ -123,10 +122,16 @@ class PionPromptCache(Connected):
             return held
         return self._stage2.keep(prefix, self._restored_or_prefilled(prefix))
 
-    def continued(self, namespace: str, tokens: int, sparse: Sparse | None = None) -> list[Cache]:
+    def continued(
+        self, namespace: str, tokens: int | Sequence[int], sparse: Sparse | None = None
+    ) -> list[Cache]:
         """What make_pion_prompt_cache returns, and raises."""
         if self._stage2 is None:
             raise ValueError("this needs a PionPromptCache(..., stage2=True)")
+        if not isinstance(tokens, int):
+            token_ids = _token_ids(tokens)
+            self._stage2.remember(self._prefix(namespace, token_ids))
+            tokens = len(token_ids)
         held = self._stage2.held(namespace, tokens, sparse)
         if held is not None:
             return held
@@ -155,6 +160,11 @@ class PionPromptCache(Connected):
             return bool(hits) and (self._stage2 is None or self._stage2.ready(namespace))
         except Unavailable:
             return False
+
+    def _prefix(self, namespace: str, token_ids: Sequence[int]) -> Prefix:
+        words = self._layout.words()
+        fingerprint = prefix_fingerprint(self._model_fingerprint, words, token_ids)
+        return Prefix(namespace, token_ids, fingerprint)
 
     def _restored_or_prefilled(self, prefix: Prefix) -> list[Cache]:
         """Plain caches of a prefix. One that had to be prefilled is stored."""

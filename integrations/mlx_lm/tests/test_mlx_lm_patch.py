@@ -337,6 +337,18 @@ def test_a_server_that_dies_in_mid_answer_costs_a_prefill(tiny: Tiny, stage2: St
     assert pion.stats()["errors"]["ConnectionFailed"] >= 1
 
 
+def test_tokens_are_checked_and_prefilled_if_all_else_fails(tiny: Tiny, stage2: Stage2) -> None:
+    """Also in a process that has only heard of them."""
+    model = tiny("llama")
+    with pion_server() as port:
+        stored(stage2(model, port=port), "known")
+        pion = stage2(model, port=port, timeout=5.0)
+        with pytest.raises(PrefixUnavailableError, match="another model"):
+            make_pion_prompt_cache(model, "known", pion, IDS[::-1])
+        caches = make_pion_prompt_cache(model, "known", pion, IDS)
+    assert distance(steps(model, caches), alone(model)) < 1e-5
+
+
 def test_without_the_tokens_a_dead_server_is_an_error(tiny: Tiny, stage2: Stage2) -> None:
     model = tiny("llama")
     with pion_server() as port:

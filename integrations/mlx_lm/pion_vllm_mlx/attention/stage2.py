@@ -73,17 +73,19 @@ class Stage2:
 
     def recall(self, prefix: Prefix) -> list[Cache] | None:
         """Caches of a prefix that is held in the process."""
+        self.remember(prefix)
         held = self._held(prefix.namespace)
-        if held is None or held.fingerprint != prefix.fingerprint:
-            return None
-        return held.caches(self._empty())
+        return None if held is None else held.caches(self._empty())
 
-    def keep(self, prefix: Prefix, caches: list[Cache]) -> list[Cache]:
-        """Hold a prefix; what to hand out in the place of `caches`, which have just been made."""
+    def remember(self, prefix: Prefix) -> None:
+        """What a namespace stands for: checked from now on, and prefilled if all else fails."""
         self._known[prefix.namespace] = prefix
         self._known.move_to_end(prefix.namespace)
         if len(self._known) > MAX_KNOWN:
             self._known.popitem(last=False)
+
+    def keep(self, prefix: Prefix, caches: list[Cache]) -> list[Cache]:
+        """Hold a prefix; what to hand out in the place of `caches`, which have just been made."""
         if not _in_process():
             return caches
         held = Held(caches, len(prefix.token_ids), prefix.fingerprint)
@@ -128,9 +130,9 @@ class Stage2:
         target, sinks = self._target(namespace), self._reach()
         if target is None:
             raise UnsupportedAttentionError(
-                "a server computes attention of layers that all have the same number of heads, and "
-                "as many values in K as in V; this model's prefixes can be restored with "
-                "get_or_prefill"
+                "a server computes attention of layers that keep rows, all with the same number of "
+                "heads, and as many values in K as in V, which this model has not; its prefixes "
+                "can be restored with get_or_prefill"
             )
         if sinks and sparse is not None:
             raise UnsupportedAttentionError("a server's sparse attention knows no sinks")
@@ -139,8 +141,8 @@ class Stage2:
             known = self._known.get(namespace)
             if known is None:
                 raise PrefixUnavailableError(
-                    "the server failed, and this process has never seen the tokens of "
-                    f"{namespace}: start again with get_or_prefill"
+                    f"the server failed, and nobody said which tokens {namespace} stands for: "
+                    "start again with get_or_prefill"
                 )
             return rows_of(obtain(known), self._layout, Part.ROWS)
 
@@ -154,7 +156,11 @@ class Stage2:
         return suffixed(self._local(target, tokens), self._layout, cache)
 
     def _held(self, namespace: str) -> Held | None:
-        return self._mlx_prefix_kv.get(namespace) if _in_process() else None
+        held = self._mlx_prefix_kv.get(namespace) if _in_process() else None
+        known = self._known.get(namespace)
+        if held is None or (known is not None and known.fingerprint != held.fingerprint):
+            return None
+        return held
 
     def _local(self, target: Target, tokens: int) -> list[Cache]:
         """Caches with what is not at the server: states and windows. Everything there is warm."""
