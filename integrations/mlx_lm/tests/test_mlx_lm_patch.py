@@ -101,6 +101,18 @@ def test_another_process_needs_the_namespace_only(
     assert (stats["hits"], stats["misses"], stats["bytes_fetched"]) == (0, 0, 0)
 
 
+@pytest.mark.parametrize("lane", URLS)
+def test_state_is_found_on_whichever_worker_it_lives(tiny: Tiny, stage2: Stage2, lane: str) -> None:
+    model = tiny("llama")
+    with pion_server("-w", "2") as port:
+        for number in range(4):
+            stored(stage2(model, lane, port), f"workers-{number}")
+            other = stage2(model, lane, port)
+            caches = make_pion_prompt_cache(model, f"workers-{number}", other, IDS)
+            assert distance(steps(model, caches), alone(model)) < 1e-5
+            assert other.stats()["errors"] == {}
+
+
 def test_no_inproc_shows_what_other_processes_see(
     tiny: Tiny, stage2: Stage2, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
