@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pion_server.client import Client
@@ -75,6 +76,7 @@ def told(tmp_path: Path) -> Iterator[Told]:
 
 def everything(dial: Any, port: int) -> None:
     """Clients that store, read, evict, are refused, break the protocol and leave in every way."""
+    keys = np.ones((2, 3, 4), np.float32)
     with Client(f"pion://127.0.0.1:{port}") as client:
         for i in range(60):
             name = f"prefix-{i}"
@@ -84,6 +86,11 @@ def everything(dial: Any, port: int) -> None:
             client.prefix_fetch(name, fmt="NATIVE")
             client.set(f"key-{i}", bytes(100_000))
             client.ssm_store(name, 0, b"state")
+            client.prefix_warm(name, 2, 4)
+            client.attend_store("state", 0, keys, keys)
+            client.attend_query("state", 0, keys)
+            with pytest.raises(PionError):
+                client.attend_query("state", 0, keys[:, :, 1:])
             with pytest.raises(PionError):
                 client.v_fetch("nowhere", 0, 0, 1)
             with pytest.raises(PionError):
@@ -103,7 +110,8 @@ def everything(dial: Any, port: int) -> None:
 
 
 def test_nothing_is_left_for_the_collector(told: Told, dial: Any, eventually: Any) -> None:
-    told.collect()  # what is left of the start
+    everything(dial, told.port)
+    told.collect()  # what is left of the start, and of what is loaded when it is first used
     everything(dial, told.port)
     other = dial(told.port)
     eventually(lambda: clients(other) == 1)
