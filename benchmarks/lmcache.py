@@ -20,7 +20,6 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +86,24 @@ class Peer:
             self._server.flushdb()
 
 
+class Wire:
+    """Raw sockets in a peer's place."""
+
+    def __init__(self, raw: Raw) -> None:
+        self._raw = raw
+
+    def put(self, chunks: list[memoryview]) -> None:
+        for chunk in chunks:
+            self._raw.store(chunk)
+
+    def get(self, chunks: list[memoryview]) -> None:
+        for chunk in chunks:
+            self._raw.fetch(len(chunk))
+
+    def forget(self, chunks: list[memoryview]) -> None:
+        """Nothing is kept."""
+
+
 class Pool:
     """What the backends of one chunk size share: LMCache's event loop and its memory."""
 
@@ -147,14 +164,8 @@ def measure(peers: list[Peer], raw: Raw, pool: Pool, batch: int, rounds: int) ->
         took: dict[str, dict[str, float]] = {}
         for peer in peers:
             keys = pool.keys(f"{peer.name} {number}", batch + SINGLES)
-            took[peer.name] = rounds_of(peer.put, peer.get, keys[:batch], keys[batch:])
-            peer.forget(keys)
-        took["raw"] = rounds_of(
-            lambda chunks: [raw.store(chunk) for chunk in chunks],
-            lambda chunks: [raw.fetch(len(chunk)) for chunk in chunks],
-            [payload] * batch,
-            [payload] * SINGLES,
-        )
+            took[peer.name] = round_of(peer, keys[:batch], keys[batch:])
+        took["raw"] = round_of(Wire(raw), [payload] * batch, [payload] * SINGLES)
         if number:
             for name, by_way in took.items():
                 for way, duration in by_way.items():
@@ -162,19 +173,17 @@ def measure(peers: list[Peer], raw: Raw, pool: Pool, batch: int, rounds: int) ->
     return seconds
 
 
-def rounds_of(
-    put: Callable[[list[Any]], object],
-    get: Callable[[list[Any]], object],
-    many: list[Any],
-    singles: list[Any],
-) -> dict[str, float]:
-    """Seconds of one round, each way: a batch, and the singles one by one."""
-    return {
-        "put": harness.timed(lambda: put(many)),
-        "get": harness.timed(lambda: get(many)),
-        "put1": harness.timed(lambda: [put([one]) for one in singles]),
-        "get1": harness.timed(lambda: [get([one]) for one in singles]),
+def round_of(peer: Peer | Wire, many: list[Any], singles: list[Any]) -> dict[str, float]:
+    """Seconds each way: a batch, and the singles one by one."""
+    took = {
+        "put": harness.timed(lambda: peer.put(many)),
+        "get": harness.timed(lambda: peer.get(many)),
     }
+    peer.forget(many)
+    took["put1"] = harness.timed(lambda: [peer.put([one]) for one in singles])
+    took["get1"] = harness.timed(lambda: [peer.get([one]) for one in singles])
+    peer.forget(singles)
+    return took
 
 
 def contains(peer: Peer, pool: Pool, rounds: int) -> list[float]:
