@@ -14,8 +14,7 @@ called with another cache than ours goes on to mlx-lm's own, in any thread.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from types import ModuleType
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from pion_vllm_mlx.prompt_cache import PionPromptCache
 
 NAME = "scaled_dot_product_attention"
-_original: Callable[..., mx.array] = getattr(base, NAME)
+_original: Callable[..., mx.array] | None = None  # mlx-lm's, from the first time on
 
 
 def pion_scaled_dot_product_attention(
@@ -44,21 +43,22 @@ def pion_scaled_dot_product_attention(
     """In the place of mlx-lm's function of that name, with its parameters."""
     if isinstance(cache, SuffixCache):
         return cache.attend(Query(queries, keys, values, mask, scale, sinks))
+    assert _original is not None  # else nobody would call this
     return _original(queries, keys, values, cache, scale=scale, mask=mask, sinks=sinks)
 
 
 def install_pion_attention_patch() -> None:
     """Replace mlx-lm's attention function in all of its models. To do it again changes nothing."""
     global _original
-    found = getattr(base, NAME)
-    if found is not pion_scaled_dot_product_attention:
-        _original = found
+    if _original is None:
+        _original = getattr(base, NAME)
     _rebind(_original, pion_scaled_dot_product_attention)
 
 
 def uninstall_pion_attention_patch() -> None:
     """Put mlx-lm's attention function back everywhere."""
-    _rebind(pion_scaled_dot_product_attention, _original)
+    if _original is not None:
+        _rebind(pion_scaled_dot_product_attention, _original)
 
 
 def is_installed() -> bool:
@@ -87,22 +87,16 @@ def make_pion_prompt_cache(
     where `tokens` or get_or_prefill said what it is; else PrefixUnavailableError comes out of the
     model.
 
-    Raises ValueError where `pc` is of another model, without `stage2`, or knows another number of
-    tokens; RuntimeError without the patch; UnsupportedAttentionError for a model that it does not
-    reach; and PrefixUnavailableError where neither this process nor the server has the prefix.
+    Raises ValueError where `pc` is of another model, or without `stage2`; RuntimeError without the
+    patch; UnsupportedAttentionError for a model that it does not reach; PrefixUnavailableError
+    where neither this process nor the server has the prefix, or has another one of that name.
     """
     if not pc.serves(model):
         raise ValueError("this PionPromptCache is one of another model")
     return pc.continued(namespace, tokens, sparse)
 
 
-def _rebind(old: Callable[..., mx.array], new: Callable[..., mx.array]) -> None:
-    for module in _modules():
-        if getattr(module, NAME, None) is old:
-            setattr(module, NAME, new)
-
-
-def _modules() -> Iterator[ModuleType]:
+def _rebind(old: object, new: object) -> None:
     for name, module in list(sys.modules.items()):
-        if name.startswith("mlx_lm.models."):
-            yield module
+        if name.startswith("mlx_lm.models.") and getattr(module, NAME, None) is old:
+            setattr(module, NAME, new)

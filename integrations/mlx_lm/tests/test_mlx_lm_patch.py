@@ -281,7 +281,7 @@ def test_what_is_asked_wrongly_is_said(tiny: Tiny, stage2: Stage2, connect: Stag
         make_pion_prompt_cache(model, "never-stored", pion, 5)
     here = stage2(model, "inproc")
     here.get_or_prefill(IDS, namespace="wrong-inproc")
-    with pytest.raises(ValueError, match="130 tokens, not 5"):
+    with pytest.raises(PrefixUnavailableError, match="130 tokens, not 5"):
         make_pion_prompt_cache(model, "wrong-inproc", here, 5)
     uninstall_pion_attention_patch()
     make_pion_prompt_cache(model, "wrong-inproc", here, len(IDS))

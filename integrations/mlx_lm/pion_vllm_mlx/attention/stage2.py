@@ -38,7 +38,7 @@ MAX_KNOWN = 1024
 
 
 class PrefixUnavailableError(Exception):
-    """There is no such prefix to continue, here or at the server."""
+    """There is no such prefix to continue, or another one of that name."""
 
 
 class Prefix(NamedTuple):
@@ -113,7 +113,7 @@ class Stage2:
         if held is None:
             return None
         if held.tokens != tokens:
-            raise ValueError(f"{namespace} has {held.tokens} tokens, not {tokens}")
+            raise PrefixUnavailableError(f"{namespace} has {held.tokens} tokens, not {tokens}")
         if sparse is None:
             return held.caches(self._empty())
         self._reach()
