@@ -174,11 +174,13 @@ class Connection(asyncio.BufferedProtocol):
         return not blocked and self._outbox.writable and self._has_room()
 
     def _has_room(self) -> bool:
-        if self._outbox and self._tenant is not None and self._tenant.is_behind():
+        waiting = len(self._outbox)
+        if not waiting:  # nor is a job under way, as its reply would be waited for
+            return True
+        if self._tenant is not None and self._tenant.is_behind():
             return False
-        if self._jobs >= MAX_JOBS:
-            return False
-        return len(self._outbox) < MAX_WAITING and self._outbox.owed < MAX_OWED
+        owed = self._outbox.owed
+        return waiting < MAX_WAITING and owed < MAX_OWED and self._jobs < MAX_JOBS
 
     def _rest(self) -> None:
         """Let the other connections have their turn."""

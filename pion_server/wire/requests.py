@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from pion_server.errors import ProtocolError
 from pion_server.wire import inline
-from pion_server.wire.limits import Limits
+from pion_server.wire.limits import BY_REFERENCE, Limits
 from pion_server.wire.receive import CRLF, NO_BULK, Receiver, integer
 from pion_server.wire.values import Payload
 
@@ -22,8 +22,8 @@ _ARRAY = ord("*")
 _HTTP = {b"POST", b"HOST:"}
 # Headers of small bulks by their text: one lookup checks the `$` and the number.
 _SMALL = {b"$%d" % nbytes: nbytes for nbytes in range(1000)}
-_SMALL_HEADER = len(b"$999\r\n")
-_NOT_SMALL = 1 << 62  # beyond any buffer, so it fails the check for being all there
+_LONGEST_HEADER = len(b"$%d\r\n" % BY_REFERENCE)
+_TOO_LARGE = 1 << 62  # beyond any buffer, so it fails the check for being all there
 
 
 class RequestDecoder(Receiver):
@@ -92,10 +92,13 @@ class RequestDecoder(Receiver):
         at, end, max_bulk = self._at, self._end, self.limits.max_bulk
         before = len(arguments)
         for _ in range(self._missing):
-            line_end = scratch.find(CRLF, at, at + _SMALL_HEADER)
+            line_end = scratch.find(CRLF, at, at + _LONGEST_HEADER)
             if line_end < 0:
                 break
-            nbytes = _SMALL.get(scratch[at:line_end], _NOT_SMALL)
+            header = scratch[at:line_end]
+            nbytes = _SMALL.get(header, -1)
+            if nbytes < 0:
+                nbytes = _length_of(header)
             first = line_end + 2
             last = first + nbytes
             if last + 2 > end or nbytes > max_bulk or scratch[last : last + 2] != CRLF:
@@ -134,6 +137,12 @@ class RequestDecoder(Receiver):
             known = self.limits.authenticated
             raise ProtocolError(f"{'invalid' if known else 'unauthenticated'} bulk length")
         return nbytes
+
+
+def _length_of(header: bytes) -> int:
+    """What the header of a bulk says, if the bulk passes through scratch; else _TOO_LARGE."""
+    nbytes = integer(header[1:]) if header[:1] == b"$" else None
+    return nbytes if nbytes is not None and 0 <= nbytes < BY_REFERENCE else _TOO_LARGE
 
 
 def _typed_words(line: bytes) -> list[bytes]:
