@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pion_server.attention.base import Floats, Heads, Partial, Resident
+from pion_server.attention.base import AttentionBackend, Floats, Heads, Partial, Resident
 from pion_server.attention.engine import Cost
-from pion_server.attention.merge import dense, fused
+from pion_server.attention.merge import attend_suffix, dense, fused, merge
 from pion_server.attention.sparse import over_blocks
 from pion_server.attention.table import Item, namespace_of
 from pion_server.commands.arguments import Arguments
@@ -20,13 +20,16 @@ from pion_server.commands.attend_args import (
     QUERY_REPLY,
     STATE_ERRORS,
     SUFFIX_ERROR,
+    answer,
     attend,
+    attend_all,
     compute,
     even_groups,
     floats,
     head_dim,
     head_map,
     heads,
+    output,
     queries,
     query_heads,
     sid_and_layer,
@@ -103,9 +106,7 @@ def query(ctx: Context, raw: list[Payload]) -> Reply | Job:
     sid, layer = sid_and_layer(args)
     asked = question(args)
     kept = state(ctx, sid, layer, asked.dim)
-    groups = even_groups(asked.heads, kept.shape[0])
-    cost = Cost.of_attention(kept.shape, asked.queries.shape)
-    return attend(ctx, lambda backend: asked.over(kept, groups), cost)
+    return asked.put(ctx, kept, even_groups(asked.heads, kept.shape[0]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +131,13 @@ class Question:
         if 0 < self.top_k < kept.shape[1]:
             return over_blocks(kept, self.queries, groups, 1, self.top_k, self.window)
         return dense(kept, self.queries, groups, self.window)
+
+    def put(self, ctx: Context, kept: Resident, groups: Heads) -> Reply | Job:
+        """The reply: over() computed where there is time for it."""
+        cost = Cost.of_attention(kept.shape, self.queries.shape)
+        if self.window is None and not 0 < self.top_k < kept.shape[1]:
+            return attend_all(ctx, kept, self.queries, groups, lambda _, found: answer(found), cost)
+        return attend(ctx, lambda _: answer(self.over(kept, groups)), cost)
 
 
 def question(args: Arguments) -> Question:
@@ -162,12 +170,18 @@ def query_fused(ctx: Context, raw: list[Payload]) -> Reply | Job:
     keys, values = suffix(args, kv_heads, length, dim, asked.shape[1])
     groups, within = head_map(args, count, kv_heads), window(args)
     kept = state(ctx, sid, layer, dim, kv_heads)
-    return attend(
-        ctx,
-        lambda backend: fused(kept, backend.transient(keys, values), asked, groups, within),
-        Cost.of_attention((kv_heads, kept.shape[1] + length, dim), asked.shape),
-        lse=False,
-    )
+
+    def merged(backend: AttentionBackend, found: Partial) -> Reply:
+        own = attend_suffix(backend.transient(keys, values), asked, groups)
+        return output(merge(found, own))
+
+    def windowed(backend: AttentionBackend) -> Reply:
+        return output(fused(kept, backend.transient(keys, values), asked, groups, within))
+
+    cost = Cost.of_attention((kv_heads, kept.shape[1] + length, dim), asked.shape)
+    if within is None:
+        return attend_all(ctx, kept, asked, groups, merged, cost)
+    return attend(ctx, windowed, cost)
 
 
 @command(
@@ -190,6 +204,6 @@ def querybatch(ctx: Context, raw: list[Payload]) -> Reply | Job:
     groups = even_groups(shape[0], shape[0])
     return attend(
         ctx,
-        lambda backend: asked.over(backend.transient(keys, values), groups),
+        lambda backend: answer(asked.over(backend.transient(keys, values), groups)),
         Cost.of_attention(shape, asked.queries.shape),
     )

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pion_server.attention.base import AttentionBackend, Floats, Heads, Partial, Resident
+from pion_server.attention.batch import Then
 from pion_server.attention.engine import Cost
 from pion_server.commands.arguments import Arguments
 from pion_server.commands.context import Context
@@ -136,16 +137,17 @@ def state(ctx: Context, sid: bytes, layer: int, dim: int, kv_heads: int | None =
     return kept
 
 
-def attend(
-    ctx: Context,
-    work: Callable[[AttentionBackend], Partial],
-    cost: Cost,
-    *,
-    lse: bool = True,
+def attend(ctx: Context, work: Callable[[AttentionBackend], Reply], cost: Cost) -> Reply | Job:
+    """The reply that `work` makes."""
+    return compute(ctx, work, lambda reply: reply, cost)
+
+
+def attend_all(
+    ctx: Context, kept: Resident, asked: Floats, groups: Heads, then: Then[Reply], cost: Cost
 ) -> Reply | Job:
-    """The reply to a query: out (H_q, M, D) and, for M > 1 and where it is wanted, the LSE (H_q, M)
-    behind it."""
-    return compute(ctx, lambda backend: answer(work(backend), lse), lambda reply: reply, cost)
+    """The reply that `then` makes of attention over all rows, which others may be asked for too."""
+    made = ctx.tenant.engine.attend(kept, asked, groups, then, cost)
+    return Job(made, lambda reply: reply) if isinstance(made, Future) else made
 
 
 def compute(
@@ -159,13 +161,18 @@ def compute(
     return Job(made, finish) if isinstance(made, Future) else finish(made)
 
 
-def answer(found: Partial, with_lse: bool = True) -> Reply:
-    """What goes out of a result."""
-    out = _bytes(found.out)
-    if not with_lse or found.out.shape[1] == 1:
+def answer(found: Partial) -> Reply:
+    """Out (H_q, M, D) and, for M > 1, the LSE (H_q, M) behind it."""
+    out = output(found)
+    if found.out.shape[1] == 1:
         return out
     lse = _bytes(found.lse)
     return Stream(out.nbytes + lse.nbytes, (out, lse))
+
+
+def output(found: Partial) -> memoryview:
+    """Out (H_q, M, D) alone."""
+    return _bytes(found.out)
 
 
 def _bytes(values: Floats) -> memoryview:

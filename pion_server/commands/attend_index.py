@@ -19,7 +19,6 @@ from pion_server.commands.attend_args import (
     BLOB_ERROR,
     QUERY_REPLY,
     answer,
-    attend,
     compute,
     even_groups,
     floats,
@@ -189,9 +188,7 @@ def query(ctx: Context, raw: list[Payload]) -> Reply | Job:
     asked, prefix, table = question(args), _index(ctx, ns), ctx.tenant.attention
     if table.state(ns, layer) is State.WARM:
         kept = state(ctx, ns, layer, asked.dim)
-        groups = even_groups(asked.heads, kept.shape[0])
-        cost = Cost.of_attention(kept.shape, asked.queries.shape)
-        return attend(ctx, lambda backend: asked.over(kept, groups), cost)
+        return asked.put(ctx, kept, even_groups(asked.heads, kept.shape[0]))
     size = row_size(prefix, layer)
     if not size or size % asked.dim:
         raise PionError(f"rows of layer {layer} are not made of heads of {asked.dim} values")

@@ -21,6 +21,7 @@ from pion_server.commands.attend_args import (
     heads,
     indices,
     one_query,
+    output,
     query_heads,
     sid_and_layer,
     state,
@@ -69,7 +70,7 @@ def query_sparse(ctx: Context, raw: list[Payload]) -> Reply | Job:
         raise PionError(f"indices names row {highest}, and there are {kept.shape[1]}")
     return attend(
         ctx,
-        lambda backend: over_rows(kept, asked, groups, named, within),
+        lambda backend: output(over_rows(kept, asked, groups, named, within)),
         Cost.of_attention((count, most, dim), asked.shape),
     )
 
@@ -106,7 +107,7 @@ def query_sparse_auto(ctx: Context, raw: list[Payload]) -> Reply | Job:
     kept = state(ctx, sid, layer, dim, kv_heads)
     return attend(
         ctx,
-        lambda backend: over_blocks(kept, asked, groups, block, best, within),
+        lambda backend: output(over_blocks(kept, asked, groups, block, best, within)),
         Cost.of_attention(kept.shape, asked.shape),
     )
 
@@ -137,8 +138,10 @@ def query_sparse_auto_fused(ctx: Context, raw: list[Payload]) -> Reply | Job:
     kept = state(ctx, sid, layer, dim, kv_heads)
     return attend(
         ctx,
-        lambda backend: over_blocks_fused(
-            kept, backend.transient(keys, values), asked, groups, block, best, within
+        lambda backend: output(
+            over_blocks_fused(
+                kept, backend.transient(keys, values), asked, groups, block, best, within
+            )
         ),
         Cost.of_attention((kv_heads, kept.shape[1] + length, dim), asked.shape),
     )

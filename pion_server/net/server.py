@@ -59,6 +59,7 @@ class PionServer:
         where that is not possible."""
         reuse_freed_blocks()
         config, loop = self.state.config, asyncio.get_running_loop()
+        self.state.tenants.engine.take_turns(loop.call_soon)
         for tenant in self.state.tenants:
             if config.data_dir is not None:
                 folder = config.data_dir / tenant.name

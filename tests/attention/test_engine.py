@@ -5,15 +5,18 @@ a time, and what changes while work is under way is noticed when it ends.
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
-from softmax_oracle import normal
+from softmax_oracle import assert_near, attention, normal
 
-from pion_server.attention.base import AttentionBackend
-from pion_server.attention.engine import INLINE_SECONDS, Cost, Engine
+from pion_server.attention.base import AttentionBackend, Partial, Resident
+from pion_server.attention.engine import BYTES, INLINE_SECONDS, Cost, Engine
+from pion_server.attention.numpy_backend import NumpyBackend
 from pion_server.commands.registry import Job
 from pion_server.errors import PionError
 from pion_server.wire.values import OK, Status
@@ -80,6 +83,95 @@ def test_a_busy_backend_is_not_waited_for() -> None:
     assert finished(waiting)
     assert behind.result().startswith("pion-attention")
     assert engine.do(thread, SMALL) == threading.current_thread().name
+
+
+def test_a_turn_of_the_loop_has_room_for_so_much() -> None:
+    engine, turns = ready(), []
+    engine.take_turns(turns.append)
+    most = Cost(nbytes=0.6 * INLINE_SECONDS * BYTES)
+    here = threading.current_thread().name
+    assert engine.do(thread, most) == here
+    assert isinstance(second := engine.do(thread, most), Future)
+    assert second.result() != here
+    assert engine.do(thread, Cost(nbytes=most.nbytes / 2)) == here
+    assert len(turns) == 1
+    turns.pop()()
+    assert engine.do(thread, most) == here
+
+
+class Counted:
+    """A resident that knows how often it was asked, and for how many queries."""
+
+    def __init__(self, kept: Resident) -> None:
+        self.kept = kept
+        self.shape, self.nbytes = kept.shape, kept.nbytes
+        self.asked: list[int] = []
+
+    def attend(self, queries: Any, head_map: Any, spans: Any = None) -> Partial:
+        self.asked.append(queries.shape[1])
+        return self.kept.attend(queries, head_map, spans)
+
+
+@pytest.fixture
+def busy() -> Iterator[tuple[Engine, threading.Event]]:
+    """An engine at work, until it may go on."""
+    engine, began, go = ready(), threading.Event(), threading.Event()
+    engine.do(lambda backend: (began.set(), go.wait(20)), LARGE)
+    assert began.wait(20)
+    yield engine, go
+    go.set()
+
+
+def itself(backend: AttentionBackend, found: Partial) -> Partial:
+    return found
+
+
+def test_queries_that_wait_for_the_same_state_are_one_product(busy: Any) -> None:
+    engine, go = busy
+    keys, values = normal(3, 2, 2, 30, 8)
+    one, other = (Counted(NumpyBackend().resident(keys, values)) for _ in range(2))
+    maps = [np.array(each, np.uint8) for each in ([0, 1, 1], [1, 0, 1])]
+    questions = [
+        *[(one, normal(n, 3, 1 + n % 3, 8), maps[0]) for n in range(8)],  # 15 queries a head
+        (one, normal(8, 3, 2, 8), maps[0]),  # for which there is no room
+        (one, normal(9, 3, 2, 8), maps[1]),
+        (other, normal(10, 3, 2, 8), maps[1]),
+        (other, normal(11, 3, 2, 8), maps[1]),
+        (other, normal(12, 3, 400, 8), maps[1]),
+    ]
+    made = [engine.attend(kept, asked, m, itself, SMALL) for kept, asked, m in questions]
+    assert not any(each.done() for each in made)
+    go.set()
+    for found, (_, asked, head_map) in zip(made, questions, strict=True):
+        wanted = attention(asked, keys, values, head_map)
+        assert_near(found.result(20), wanted, asked, keys, values)
+    assert one.asked == [15, 2, 2]
+    assert other.asked == [4, 400]
+
+
+def test_what_fails_for_one_of_them_fails_for_no_other(busy: Any) -> None:
+    engine, go = busy
+    kept = NumpyBackend().resident(*KV)
+    asked, groups = normal(1, 1, 1, 4), np.zeros(1, np.uint8)
+
+    def fail(backend: AttentionBackend, found: Partial) -> None:
+        raise PionError("no")
+
+    first, second, third = (
+        engine.attend(kept, asked, groups, t, SMALL) for t in (itself, fail, itself)
+    )
+    go.set()
+    with pytest.raises(PionError, match="no"):
+        second.result(20)
+    assert (first.result(20).out == third.result(20).out).all()
+
+
+def test_a_backend_that_cannot_be_made_fails_what_waits_for_it() -> None:
+    kept, asked = NumpyBackend().resident(*KV), normal(1, 1, 1, 4)
+    with patch("pion_server.attention.engine.choose", side_effect=PionError("none such")):
+        made = Engine().attend(kept, asked, np.zeros(1, np.uint8), itself, SMALL)
+        with pytest.raises(PionError, match="none such"):
+            made.result(20)
 
 
 def test_an_error_leaves_the_backend_free() -> None:
