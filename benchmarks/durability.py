@@ -1,11 +1,12 @@
 """What durability costs: storing with the log off and on, recovery, snapshots and their stalls.
 
-    python benchmarks/durability.py [--gb N] [--rounds N] [--json PATH]
+    python benchmarks/durability.py [--gb N] [--rounds N] [--prefixes N] [--json PATH]
 
 Each way of keeping the log has a server of its own, and they take turns: a round stores one 32 MB
 blob with each. Redis runs beside with the same policies of its append-only file. Then the server
-that flushes every second holds --gb of rows: a snapshot is taken while another client asks PING all
-the time (its longest wait is the stall), and the server is killed and started again (recovery).
+that flushes every second holds --gb of rows and 20,000 small prefixes of 8 layers: a snapshot is
+taken while another client asks PING all the time (its longest wait is the stall), and the server is
+killed and started again (recovery).
 """
 
 from __future__ import annotations
@@ -26,12 +27,14 @@ import numpy as np
 import redis as redis_py
 
 from benchmarks import harness
-from pion_server.client import Client
+from pion_server.client import Call, Client
+from pion_server.errors import PionError
 
 BLOB = 32 << 20
 DIM = 1024
 ROWS = BLOB // (2 * DIM)  # fp16
 SLOTS = 8  # sessions that the rounds overwrite in turn
+LAYERS = 8  # of each small prefix
 POLICIES = ("no", "everysec", "always")
 
 
@@ -107,7 +110,21 @@ class Pinger(threading.Thread):
         return self.waits
 
 
-def snapshot_and_recovery(folder: Path, gigabytes: float, blob: memoryview) -> dict[str, Any]:
+def store_prefixes(client: Client, count: int) -> None:
+    """Prefixes of one token, which take time for being many."""
+    pair = (bytes(8), bytes(8))
+    for start in range(0, count, 500):
+        calls: list[Call[Any]] = []
+        for name in (b"prefix%d" % number for number in range(start, min(start + 500, count))):
+            calls.append(Client.prefix_register(name, 4, "fp16", layers=LAYERS, tokens=1))
+            calls.append(Client.prefix_store(name, 0, 1, [pair] * LAYERS, fmt="NATIVE"))
+        refused = [each for each in client.pipeline(calls) if isinstance(each, PionError)]
+        assert not refused, refused[0]
+
+
+def snapshot_and_recovery(
+    folder: Path, gigabytes: float, prefixes: int, blob: memoryview
+) -> dict[str, Any]:
     options = pion_options(folder / "big", "everysec")
     slots = max(1, round(gigabytes * 1e9 / BLOB))
     held = slots * BLOB / 1e9
@@ -115,6 +132,8 @@ def snapshot_and_recovery(folder: Path, gigabytes: float, blob: memoryview) -> d
         server = Pion(port)
         for slot in range(slots):
             server.store(slot, blob)
+        store_prefixes(server.client, prefixes)
+        held_bytes = server.client.prefix_info()["vstore_bytes"]
         quiet = pings(port, lambda: time.sleep(2))
         while_saving = pings(port, lambda: server.client.execute(save()))
         saving = while_saving["took_s"]
@@ -123,11 +142,12 @@ def snapshot_and_recovery(folder: Path, gigabytes: float, blob: memoryview) -> d
         server = Pion(port)
         recovered = time.perf_counter() - start
         kept = server.client.prefix_info()["vstore_bytes"]
-        assert kept == slots * BLOB, f"{kept} bytes came back of {slots * BLOB}"
+        assert kept == held_bytes, f"{kept} bytes came back of {held_bytes}"
     with harness.pion() as port:
         start_empty = harness.timed(Client(f"pion://127.0.0.1:{port}").ping)
     return {
         "held_gb": round(held, 3),
+        "held_prefixes": prefixes,
         "snapshot_s_per_gb": round(saving / held, 3),
         "stall_ms_while_saving": while_saving,
         "stall_ms_without": quiet,
@@ -136,9 +156,7 @@ def snapshot_and_recovery(folder: Path, gigabytes: float, blob: memoryview) -> d
     }
 
 
-def save() -> Any:
-    from pion_server.client.calls import Call
-
+def save() -> Call[Any]:
     return Call([b"KV.PREFIX.SAVE"], lambda reply: reply)
 
 
@@ -160,13 +178,14 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--gb", type=float, default=1.0)
     options.add_argument("--rounds", type=int, default=15)
+    options.add_argument("--prefixes", type=int, default=20_000)
     options.add_argument("--json", type=Path, default=harness.default_path("durability"))
     chosen = options.parse_args()
     blob = np.random.default_rng(1).integers(0, 256, BLOB, np.uint8).data
     with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR")) as name:
         folder = Path(name)
         speed = throughput(folder, chosen.rounds, blob)
-        rest = snapshot_and_recovery(folder, chosen.gb, blob)
+        rest = snapshot_and_recovery(folder, chosen.gb, chosen.prefixes, blob)
     figures: dict[str, Any] = {
         "store_gb_s": {name: harness.summary(values) for name, values in speed.items()},
         "log_costs": {
