@@ -24,7 +24,11 @@ def greet(engine: Engine, prefix: str, codec: str | None, dim: int) -> None:
             )
             if isinstance(opened, PionError):
                 raise ValueError(f"vquant '{codec}': {opened}")
-    except Unavailable:
-        logger.error("%s: no chunk is found or stored until it answers", remote)
+    except Unavailable as failure:
+        logger.error(
+            "%s is NOT in use until it answers (%s): start pion-server there, or correct `url`",
+            remote,
+            failure.__cause__,
+        )
         return
     logger.info("%s is in use; keys start with %s", remote, prefix)

@@ -115,7 +115,8 @@ def test_a_server_that_is_not_there(lines: list[str], connect: Any) -> None:
     assert lines == [
         f"WARNING going on without Pion: ConnectionFailed: cannot reach {place}: "
         "Connection refused (more of this kind are only counted)",
-        f"ERROR Pion at {place}: no chunk is found or stored until it answers",
+        f"ERROR Pion at {place} is NOT in use until it answers (cannot reach {place}: "
+        "Connection refused): start pion-server there, or correct `url`",
     ]
 
 
