@@ -10,6 +10,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
+from mlx_lm.generate import generate_step, speculative_generate_step
 from mlx_lm.models.cache import (
     KVCache,
     load_prompt_cache,
@@ -82,6 +83,21 @@ def test_caches_can_be_trimmed(
     assert distance(steps(model, caches, [8, 9], [1]), wanted) < 1e-5
     again = make_pion_prompt_cache(model, namespace, pion, len(IDS))
     assert distance(steps(model, again), alone(model)) < 1e-5
+
+
+@pytest.mark.parametrize("lane", ["inproc", "resp"])
+def test_a_draft_model_may_guess(tiny: Tiny, stage2: Stage2, namespace: str, lane: str) -> None:
+    """What it guessed wrong is trimmed, so that the answer is the one without it."""
+    model, draft = tiny("llama"), tiny("qwen3")
+    pion = stage2(model, lane)
+    stored(pion, namespace)
+    prompt, caches = mx.array([5, 6, 7]), prefill(model, IDS)
+    wanted = [token for token, _ in generate_step(prompt, model, prompt_cache=caches, max_tokens=9)]
+    caches = make_pion_prompt_cache(model, namespace, pion, IDS) + prefill(draft, IDS)
+    guessed = speculative_generate_step(
+        prompt, model, draft, num_draft_tokens=3, prompt_cache=caches, max_tokens=9
+    )
+    assert [int(token) for token, *_ in guessed] == wanted
 
 
 def test_a_cache_in_the_process_can_be_saved(

@@ -20,6 +20,10 @@ TESTS = [
     "serve",
     "serve_parts",
     "survey",
+    "mlx_lm_patch",
+    "held_prefixes",
+    "wire_sparse_consumer",
+    "stage2_server",
 ]
 
 
