@@ -1,4 +1,4 @@
-"""ATTEND.*: attention over K/V that the server keeps. Wire forms: docs/ATTENTION.md.
+"""ATTEND.*: attention over K/V that the server keeps. Wire forms: docs/PROTOCOL.md.
 
 H_kv K/V heads, N tokens of the prefix, D values a head, H_q query heads, M queries a head, S tokens
 of the caller's own suffix, whose last M are those of the queries. Arrays are sent as fp32; one that
