@@ -201,7 +201,7 @@ class _Raw(io.RawIOBase):
         self._at += count
         self._unreleased += count
         if self._unreleased >= RELEASE_BYTES:
-            self._disk.release(self._fd)
+            self._disk.release(self._fd, max(0, self._at - self._unreleased), self._at)
             self._unreleased = 0
         return count
 

@@ -174,10 +174,10 @@ def _write_file(
             size += write_all(disk, fd, piece)
             if size - synced >= SYNC_BYTES:
                 disk.sync(fd)
-                disk.release(fd)
+                disk.release(fd, synced, size)
                 synced = size
         disk.sync(fd)
-        disk.release(fd)
+        disk.release(fd, synced, size)
     finally:
         disk.close(fd)
     return size

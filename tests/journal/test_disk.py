@@ -180,26 +180,27 @@ def test_macos_is_asked_to_empty_the_drives_cache_as_well(
     disk = Disk()
     fd = disk.create(tmp_path / "f")
     disk.sync(fd)
-    disk.release(fd)  # nothing there
+    disk.release(fd, 0, 1)  # nothing there
     disk.close(fd)
     assert asked == [51]
 
 
 def test_large_writes_give_their_pages_back_and_small_ones_do_not(tmp_path: Path) -> None:
     class Counting(Disk):
-        released = 0
+        def __init__(self) -> None:
+            self.released: list[tuple[int, int]] = []
 
-        def release(self, fd: int) -> None:
-            super().release(fd)
-            self.released += 1
+        def release(self, fd: int, start: int, end: int) -> None:
+            super().release(fd, start, end)
+            self.released.append((start, end))
 
     disk = Counting()
     fd = disk.create(tmp_path / "f")
     write_all(disk, fd, [b"small"] * 1000)
-    assert disk.released == 0
+    assert disk.released == []
     large = os.urandom(2 * disk_module.MAX_BYTES)
     write_all(disk, fd, [large])
-    assert disk.released == 2
+    assert disk.released == [(0, 5000 + len(large) // 2), (0, 5000 + len(large))]
     assert (tmp_path / "f").read_bytes() == b"small" * 1000 + large
 
 

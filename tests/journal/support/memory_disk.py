@@ -180,7 +180,7 @@ class MemoryDisk(Disk):
     def sync(self, fd: int) -> None:
         self.open_files[fd].synced = bytes(self.open_files[fd].data)
 
-    def release(self, fd: int) -> None:
+    def release(self, fd: int, start: int, end: int) -> None:
         pass
 
     @operation
