@@ -57,7 +57,7 @@ def connect() -> Iterator[Callable[..., Any]]:
     made: list[Any] = []
 
     def make(url: str, metadata: Any = None, **options: Any) -> Any:
-        options = {"timeout": 0.5, "retry_after": 0.1, **options}
+        options = {"timeout": 2, "retry_after": 0.1, **options}
         made.append(backends.Backend(engines.plugin(url, **options), metadata))
         return made[-1]
 

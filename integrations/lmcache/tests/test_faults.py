@@ -126,7 +126,7 @@ def test_a_server_that_comes_up_later(own_pion: Any, connect: Any) -> None:
 
 @pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault != "pass"])
 def test_bad_replies(proxy: Any, connect: Any, fault: str) -> None:
-    backend = connect(proxy.url)
+    backend = connect(proxy.url, timeout=0.5)
     keys, contents = backend.stored(3)
     proxy.mode = fault
     for _ in range(3):
