@@ -439,7 +439,7 @@ def forced(model: Any, caches: list[Any], suffix: list[int], answer: list[int]) 
     return found
 
 
-@pytest.mark.parametrize(("lane", "prompts"), [("inproc", 5), ("resp", 20), ("binary", 5)])
+@pytest.mark.parametrize(("lane", "prompts"), [("inproc", 3), ("resp", 20), ("binary", 3)])
 def test_smollm2_answers_as_without_pion(
     smollm2: Any, stage2: Stage2, vanilla: Answers, lane: str, prompts: int
 ) -> None:

@@ -77,11 +77,9 @@ def test_a_needle_is_found(smollm2: Any, stage2: Stage2, namespace: str) -> None
     prefix = tokenizer.encode(f"<|im_start|>system\n{text}<|im_end|>\n")
     question = "<|im_start|>user\nWhat is the magic number?<|im_end|>\n<|im_start|>assistant\n"
     prompt = tokenizer.encode(question, add_special_tokens=False)
-    pion = stage2(model, "inproc")
-    stored(pion, namespace, prefix)
-    for lane in LANES:
+    for lane in ("binary", "inproc"):
         pion = stage2(model, lane)
-        pion.get_or_prefill(prefix, namespace=namespace)
+        stored(pion, namespace, prefix)
         cache = make_pion_prompt_cache(model, namespace, pion, len(prefix), sparse=Sparse(16, 4))
         answer = generate(model, tokenizer, prompt=prompt, prompt_cache=cache, max_tokens=10)
         assert answer == "The magic number is 7481."
