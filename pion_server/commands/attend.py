@@ -47,7 +47,7 @@ from pion_server.wire.values import OK, Payload, Reply, Status
     "ATTEND.PREFIX.STORE",
     arity=8,
     group=GROUP,
-    access=Access.WRITE,
+    access=Access.WRITE | Access.UNLOGGED,
     syntax="ATTEND.PREFIX.STORE <sid> <layer> <H> <N> <D> <K_blob> <V_blob>",
     reply="+OK",
     errors=(BLOB_ERROR, "-OOM"),

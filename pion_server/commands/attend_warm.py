@@ -21,7 +21,7 @@ from pion_server.wire.values import Payload, Reply, Status
     "KV.PREFIX.WARM",
     arity=-4,
     group=GROUP,
-    access=Access.WRITE,
+    access=Access.WRITE | Access.UNLOGGED,
     syntax="KV.PREFIX.WARM <ns> <H> <D> [<sid>]",
     reply="+<number of layers>, or +<number> skipped_dim=<number>",
     errors=(

@@ -46,7 +46,8 @@ class Dispatcher:
                 refuse_what_lives_elsewhere(tenant, command, args)
                 if command.home is Home.FIRST and self.server.team.index:
                     return self._pass_on(tenant, client.db, command, args)
-            if tenant is not None and Access.WRITE in command.access:
+            logged = command.access & (Access.WRITE | Access.UNLOGGED) == Access.WRITE
+            if tenant is not None and logged:
                 tenant.refuse_lost_writes()
         except PionError as refusal:
             return refusal.as_value()

@@ -24,6 +24,9 @@ class Access(Flag):
     READ = auto()
     WRITE = auto()
     NO_AUTH = auto()  # allowed before AUTH
+    UNLOGGED = (
+        auto()
+    )  # writes nothing that is kept on disk: goes on while the log cannot be written
 
 
 class Home(Enum):

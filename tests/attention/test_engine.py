@@ -18,7 +18,8 @@ from pion_server.attention.base import AttentionBackend, Partial, Resident
 from pion_server.attention.engine import BYTES, INLINE_SECONDS, Cost, Engine
 from pion_server.attention.numpy_backend import NumpyBackend
 from pion_server.commands.registry import Job
-from pion_server.errors import PionError
+from pion_server.errors import Misconf, PionError
+from pion_server.tenants import Tenant
 from pion_server.wire.values import OK, Status
 
 from ..commands.conftest import Session
@@ -264,6 +265,19 @@ def test_a_query_under_way_keeps_its_state(session: Session, change: str) -> Non
         at_once(session, *words)
     assert bytes(job.finish(finished(job.work))) == wanted
     assert "session not found" in str(session(*QUERY))
+
+
+def test_a_full_disk_does_not_matter(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of attention state is there."""
+
+    def refuse(tenant: Tenant) -> None:
+        raise Misconf("the disk is full")
+
+    monkeypatch.setattr(Tenant, "refuse_lost_writes", refuse)
+    assert isinstance(session("ATTEND.STORE", "x", "0", "1", "3", "4", *BLOBS), Misconf)
+    assert at_once(session, "ATTEND.PREFIX.STORE", "s", "0", "1", "3", "4", *BLOBS) == OK
+    assert at_once(session, "KV.PREFIX.WARM", "ns", "1", "4") == Status("1")
+    assert len(at_once(session, *QUERY)) == 16
 
 
 def test_numbers_do_not_warn() -> None:

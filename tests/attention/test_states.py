@@ -6,6 +6,7 @@ The oracle is a model of a few lines. The server keeps three layers warm and two
 
 from __future__ import annotations
 
+import socket
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ from softmax_oracle import attention, normal
 
 from pion_server.attention.table import COLD_ENTRIES
 from pion_server.client import Client, ColdMiss, OutOfMemory, PionError
+from pion_server.wire.encode import encode_request
 
 SLOTS, LAYERS, TOKENS, HEADS, DIM = 3, 2, 3, 2, 4
 NAMESPACES = ["a", "b", "c"]
@@ -274,3 +276,23 @@ def test_state_is_not_kept_on_disk(start_pion: Callable[..., Any], tmp_path: Pat
             assert client.attend_lookup("a", 0) == expected
             assert client.prefix_lookup("a")
         server.stop()
+
+
+def test_a_server_that_stops_in_the_midst_of_it(start_pion: Callable[..., Any]) -> None:
+    """It ends with status 0, and no defect in its log (finish_pion looks)."""
+    server = start_pion("--attention", "numpy")
+    rows = np.ones((4000, 512), np.float16)
+    with Client(server.url, timeout=60) as client:
+        client.prefix_register("a", 512, "fp16", layers=30, tokens=4000)
+        client.prefix_store("a", 0, 4000, [(rows, rows)] * 30, fmt="FP16")
+        client.attend_store("x", 0, *np.ones((2, 8, 4000, 64), np.float32))
+    with socket.create_connection((server.host, server.port)) as raw:
+        queries = np.ones((8, 500, 64), np.float32)
+        for call in (
+            *[Client.attend_query("x", 0, queries)] * 4,
+            Client.prefix_warm("a", 8, 64),
+        ):
+            for part in encode_request(call.args):
+                raw.sendall(part)
+        server.process.terminate()
+        assert server.process.wait(60) == 0
