@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Self, TypeVar, cast
 
 from pion_server.client.calls import Call, pion_workers
@@ -100,7 +101,7 @@ class AsyncClient(Commands):
 
     async def _run(self, calls: Sequence[Call[Any]], timeout: float | None) -> list[Reply]:
         seconds = self._timeout if timeout is None else timeout
-        deadline = Deadline(seconds, describe(calls, self._endpoint))
+        deadline = Deadline(seconds, partial(describe, calls, self._endpoint))
         try:
             async with asyncio.timeout(deadline.left()):
                 return await self._settle(calls, deadline)

@@ -92,6 +92,8 @@ class Conversation(Generic[E]):
                 exchange.finished()
             if self.waiting:
                 self._expect()
+            if self._decoder.drained:
+                break
         self._decoder.pushes.clear()  # nothing here subscribes to anything
 
     def _expect(self) -> None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 
 from pion_server.errors import DeadlineExceeded, PionError
 
 
 class Deadline:
-    """The time that one call has, from connecting to the last byte of its reply."""
+    """The time that one call has, from connecting to the last byte of its reply. `what` says which
+    call that is, once it is to be said."""
 
-    def __init__(self, seconds: float, what: str) -> None:
+    def __init__(self, seconds: float, what: Callable[[], str]) -> None:
         if not 0 < seconds <= threading.TIMEOUT_MAX:
             raise PionError(f"a timeout is a number of seconds above 0, got {seconds}")
         self._what = what
@@ -27,4 +29,4 @@ class Deadline:
 
     def exceeded(self) -> DeadlineExceeded:
         """The error that says whose deadline passed."""
-        return DeadlineExceeded(f"{self._what}: no complete answer within {self._seconds:g} s")
+        return DeadlineExceeded(f"{self._what()}: no complete answer within {self._seconds:g} s")

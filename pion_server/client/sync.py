@@ -15,8 +15,8 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from functools import partial
 from typing import Any, Self, TypeVar
 
 from pion_server.client.calls import Call, pion_workers
@@ -100,17 +100,29 @@ class Client(Commands):
 
     def _run(self, calls: Sequence[Call[Any]], timeout: float | None) -> list[Reply]:
         seconds = self._timeout if timeout is None else timeout
-        deadline = Deadline(seconds, describe(calls, self._endpoint))
-        with self._turn(deadline):
-            replies = self._exchange(DOOR, calls, deadline)
-            for _ in range(self._hops):
-                for worker, positions in redirected(replies).items():
-                    again = [calls[position] for position in positions]
-                    for position, reply in zip(
-                        positions, self._ask(worker, again, deadline), strict=True
-                    ):
-                        replies[position] = reply
-            return replies
+        deadline = Deadline(seconds, partial(describe, calls, self._endpoint))
+        lock = self._own_lock()
+        if not lock.acquire(timeout=deadline.left()):
+            raise deadline.exceeded()
+        try:
+            if self._closed:
+                raise ConnectionFailed(CLOSED)
+            return self._settle(calls, deadline)
+        finally:
+            lock.release()
+
+    def _settle(self, calls: Sequence[Call[Any]], deadline: Deadline) -> list[Reply]:
+        replies = self._exchange(DOOR, calls, deadline)
+        for _ in range(self._hops):
+            moved = redirected(replies)
+            if not moved:
+                break
+            for worker, positions in moved.items():
+                again = [calls[position] for position in positions]
+                answers = self._ask(worker, again, deadline)
+                for position, reply in zip(positions, answers, strict=True):
+                    replies[position] = reply
+        return replies
 
     def _ask(self, worker: int, calls: Sequence[Call[Any]], deadline: Deadline) -> list[Reply]:
         """What that worker answers; why there is no answer, where it cannot be reached."""
@@ -129,18 +141,6 @@ class Client(Commands):
             if not (reused and safe_to_repeat(calls)):
                 raise
         return self._connect(worker, deadline).exchange(calls, deadline)
-
-    @contextmanager
-    def _turn(self, deadline: Deadline) -> Iterator[None]:
-        lock = self._own_lock()
-        if not lock.acquire(timeout=deadline.left()):
-            raise deadline.exceeded()
-        try:
-            if self._closed:
-                raise ConnectionFailed(CLOSED)
-            yield
-        finally:
-            lock.release()
 
     def _own_lock(self) -> threading.Lock:
         """This process's lock. A forked child must not write into its parent's connection, nor

@@ -193,6 +193,8 @@ class Connection(asyncio.BufferedProtocol):
         self._pump()
 
     def _next_request(self) -> list[Payload] | None:
+        if self.decoder.drained:
+            return None
         try:
             return self.decoder.next_request()
         except ProtocolError as error:

@@ -136,6 +136,11 @@ class Receiver:
         complete."""
         return self._large is not None and not self._large.complete
 
+    @property
+    def drained(self) -> bool:
+        """Whether all that was received has been taken, so that nothing more is complete."""
+        return self._at == self._end and self._large is None
+
     def _to_front(self) -> None:
         unread = self._end - self._at
         if unread == SCRATCH:
