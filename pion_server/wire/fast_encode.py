@@ -28,8 +28,9 @@ def encode_fast_request(arguments: Sequence[Argument]) -> list[Payload]:
     payloads = [payload_of(each) for each in (arguments[1:] if number else arguments)]
     count, lengths = len(payloads), list(map(len, payloads))
     body = count * fast.LENGTH_BYTES + sum(lengths)
-    header = fast.REQUEST.pack(fast.MAGIC, fast.VERSION, number, count, body)
-    return list(pieces_of([header, pack(f"<{count}Q", *lengths), *payloads]))
+    form = f"{fast.REQUEST.format}{count}Q"  # the header and the table in one go
+    header = pack(form, fast.MAGIC, fast.VERSION, number, count, body, *lengths)
+    return list(pieces_of([header, *payloads]))
 
 
 def _parts(reply: Reply) -> Iterable[Payload]:
