@@ -6,14 +6,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from struct import pack
 
-from pion_server.errors import PionError
+from pion_server.errors import ColdMiss, PionError
 from pion_server.wire import fast
 from pion_server.wire.encode import Argument, made, payload_of, pieces_of
 from pion_server.wire.values import Payload, Reply, Status, Stream
 
 _BOOLEANS = (b"\0", b"\1")
 # Errors that a client acts on without reading their text.
-_STATUS_OF = {"COLDMISS": fast.COLDMISS}
+_STATUS_OF = {ColdMiss.prefix: fast.COLDMISS}
 
 
 def encode_fast_reply(reply: Reply, proto: int = 3) -> Iterator[Payload]:
