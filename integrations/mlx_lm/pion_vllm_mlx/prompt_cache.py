@@ -132,11 +132,12 @@ class PionPromptCache(Connected):
             token_ids = _token_ids(tokens)
             self._stage2.remember(self._prefix(namespace, token_ids))
             tokens = len(token_ids)
-        held = self._stage2.held(namespace, tokens, sparse)
-        if held is not None:
-            return held
-        self._background.wait(self._timeout, namespace)  # it may still be on its way
-        return self._stage2.at_server(namespace, tokens, sparse, self._obtain)
+        caches = self._stage2.held(namespace, tokens, sparse)
+        if caches is None:
+            self._background.wait(self._timeout, namespace)  # it may still be on its way
+            caches = self._stage2.at_server(namespace, tokens, sparse, self._obtain)
+        self._stats.add(hits=1)
+        return caches
 
     def serves(self, model: Model) -> bool:
         """Whether its prefixes are those of this model."""

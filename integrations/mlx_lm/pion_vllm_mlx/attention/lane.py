@@ -113,4 +113,5 @@ class Lane:
     def push(self, state: State) -> None:
         """Have the server keep `state`, over a connection that no query waits for."""
         with self._remote.guard():
-            self._remote.write(state.stores())
+            for call in state.stores():  # each in its own time: the whole may be gigabytes
+                self._remote.write([call])

@@ -166,20 +166,19 @@ class Stage2:
         """Caches with what is not at the server: states and windows. Everything there is warm."""
         namespace = target.namespace
         known = self._known.get(namespace)
+        fingerprint = None if known is None else known.fingerprint
         requests: list[Call[Any]] = [
+            calls.prefix_lookup(namespace, tokens=tokens, fingerprint=fingerprint),
+            # One row says how many there are.
             calls.prefix_fetch(
-                namespace,
-                layers=(0, 1),
-                rows=(0, 1),
-                fmt="NATIVE",
-                fingerprint=None if known is None else known.fingerprint,
+                namespace, layers=(0, 1), rows=(0, 1), fmt="NATIVE", fingerprint=fingerprint
             ),
             *(calls.ssm_fetch(namespace, leaf) for leaf in self._layout.states),
         ]
         caches = self._empty()
         try:
             with self._remote.guard():
-                rows, *states = self._remote.read(requests, self._remote.timeout)
+                _, rows, *states = self._remote.read(requests, self._remote.timeout)
                 if rows is None or None in states:
                     raise Mismatch(f"no complete prefix is stored under {namespace}")
                 if rows.tokens != tokens:
