@@ -6,10 +6,11 @@ import ctypes
 import sys
 from contextlib import suppress
 
-from pion_server.wire.blocks import BLOCKS, MAPPED_FROM
+from pion_server.wire.blocks import BLOCKS
 
 # From glibc's malloc.h; its mallopt(3) says what they do.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+MOST = 32 << 20  # malloc takes no higher threshold
 # What may stay with the process for the next blocks, of malloc's and of larger ones each.
 KEPT = 256 << 20
 
@@ -26,5 +27,5 @@ def reuse_freed_blocks() -> None:
         return
     with suppress(OSError, AttributeError):  # another C library
         mallopt = ctypes.CDLL(None).mallopt
-        mallopt(M_MMAP_THRESHOLD, MAPPED_FROM)  # the most that it takes
+        mallopt(M_MMAP_THRESHOLD, MOST)
         mallopt(M_TRIM_THRESHOLD, KEPT)

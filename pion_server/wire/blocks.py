@@ -4,7 +4,7 @@ the next bulk.
 Fresh pages have to be zeroed by the kernel, and under a hypervisor often be found by it first: that
 takes as long as receiving, or several times as long. A server at its memory limit frees a block for
 each one that it takes. What is smaller than MAPPED_FROM comes from malloc, which can be told to
-keep what was freed; it never keeps what is larger.
+keep what was freed; but not what is large, nor in a heap with holes of any size.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import numpy as np
 
 # A mapping can be resized in place, without copying, on Linux alone.
 AVAILABLE = sys.platform == "linux"
-# From here up malloc maps every block anew.
-MAPPED_FROM = 32 << 20
+# From here up a mapping of its own, two huge pages at least, is worth its system calls.
+MAPPED_FROM = 4 << 20
 
 
 class Blocks:
@@ -36,7 +36,7 @@ class Blocks:
     def take(self, nbytes: int, reserve: int) -> mmap.mmap:
         """A block for a bulk of `nbytes`: just as long where it waited here. A new one has at most
         `reserve` bytes, to be resized as the bulk arrives."""
-        for block in tuple(self._waiting):
+        for block in sorted(self._waiting, key=len):
             # Not there: it has just been dropped. In use: its last view is going in this moment.
             with contextlib.suppress(ValueError, BufferError):
                 if len(block) >= nbytes:
