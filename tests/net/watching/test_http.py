@@ -133,10 +133,11 @@ def listeners(pid: int) -> set[tuple[str, int]]:
 
 
 def test_it_is_off_by_default_and_on_loopback_whatever_the_host(
-    pion_server: Any, watch: Any
+    start_pion: Any, watch: Any
 ) -> None:
-    assert listeners(pion_server.pid) == {("127.0.0.1", pion_server.port)}
-    watched = watch("--host", "0.0.0.0", "--requirepass", "secret-word")
+    alone = start_pion("--no-fast-lane")
+    assert listeners(alone.pid) == {("127.0.0.1", alone.port)}
+    watched = watch("--no-fast-lane", "--host", "0.0.0.0", "--requirepass", "secret-word")
     assert listeners(watched.server.pid) == {
         ("0.0.0.0", watched.server.port),
         ("127.0.0.1", watched.web_port),
