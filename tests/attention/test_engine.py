@@ -18,6 +18,7 @@ from pion_server.attention.base import AttentionBackend, Partial, Resident
 from pion_server.attention.engine import BYTES, INLINE_SECONDS, Cost, Engine
 from pion_server.attention.numpy_backend import NumpyBackend
 from pion_server.commands.registry import Job
+from pion_server.config import Config
 from pion_server.errors import Misconf, PionError
 from pion_server.tenants import Tenant
 from pion_server.wire.values import OK, Status
@@ -265,6 +266,14 @@ def test_a_query_under_way_keeps_its_state(session: Session, change: str) -> Non
         at_once(session, *words)
     assert bytes(job.finish(finished(job.work))) == wanted
     assert "session not found" in str(session(*QUERY))
+
+
+def test_a_backend_that_is_not_installed_is_refused_at_the_start() -> None:
+    with (
+        patch("pion_server.config.find_spec", return_value=None),
+        pytest.raises(ValueError, match=r"needs the package mlx: pip install"),
+    ):
+        Config(attention="mlx")
 
 
 def test_a_full_disk_does_not_matter(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:

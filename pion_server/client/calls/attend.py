@@ -60,7 +60,8 @@ def attend_query(
     sid: Name, layer: int, queries: Floats, *, top_k: int = 0, window: int | None = None
 ) -> Call[Attended]:
     """Attention of `queries` (H_q, M, D) over the whole prefix; with 0 < `top_k` < N each query
-    sees the rows of its `top_k` highest scores only."""
+    sees the rows of its `top_k` highest scores only. For a `window` all of them stand on the last
+    token of the prefix."""
     heads, _, dim = queries.shape
     head = words("ATTEND.PREFIX.QUERY", sid, layer, heads, dim, top_k, _floats(queries))
     return Call(head + _window(window), lambda reply: _attended(reply, queries.shape))
