@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pion_vllm_mlx.attention.blocks import best, block_means
 from pion_vllm_mlx.attention.merge import Partial, merged, rows_of
-from pion_vllm_mlx.attention.sparse import best, block_means
 from pion_vllm_mlx.attention.suffix import Mask, Query
 from pion_vllm_mlx.attention.wire import continued
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import os
+import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -31,6 +33,8 @@ from pion_vllm_mlx.caches import make_caches
 from pion_vllm_mlx.prefill import prefill
 from pion_vllm_mlx.processes import pion_server
 from stage2 import IDS, LANES, URLS, alone, distance, steps, stored
+
+from pion_server.client import Client
 
 Tiny = Callable[..., nn.Module]
 Stage2 = Callable[..., PionPromptCache]
@@ -347,6 +351,22 @@ def test_a_server_that_dies_in_mid_answer_costs_a_prefill(tiny: Tiny, stage2: St
     assert distance(mx.concatenate(found), alone(model, [5, 6, 7], [8], [9, 1], [2])) < 1e-5
     assert pion.stats()["attend_calls"] == calls
     assert pion.stats()["errors"]["ConnectionFailed"] >= 1
+
+
+def test_a_server_that_hangs_in_mid_answer_costs_a_prefill(tiny: Tiny, stage2: Stage2) -> None:
+    model = tiny("llama")
+    with pion_server() as port:
+        stored(stage2(model, port=port), "hangs")
+        pion = stage2(model, port=port, timeout=2.0)
+        caches = make_pion_prompt_cache(model, "hangs", pion, IDS)
+        with Client(f"pion://127.0.0.1:{port}") as client:
+            (worker,) = client.pion_workers()
+        found = [steps(model, caches, [5, 6, 7])]
+        os.kill(worker.pid, signal.SIGSTOP)
+        found.append(steps(model, caches, [8], [9]))
+        os.kill(worker.pid, signal.SIGCONT)
+    assert distance(mx.concatenate(found), alone(model)) < 1e-5
+    assert pion.stats()["errors"]["DeadlineExceeded"] == 2  # no attention, no rows
 
 
 def test_tokens_are_checked_and_prefilled_if_all_else_fails(tiny: Tiny, stage2: Stage2) -> None:

@@ -2,8 +2,8 @@
 
 held.py    prefixes kept in the process; caches that continue them without a copy
 suffix.py  what a cache is whose prefix lies elsewhere; merge.py its mathematics
-sparse.py  such a cache over a prefix in the process: the blocks that fit a query best
+sparse.py  such a cache over a held prefix: the blocks (blocks.py) that fit a query best
 wire.py    such a cache over a prefix at a server; lane.py asks that server
 reach.py   whether a model's attention can be reached at all
-state.py   what a PionPromptCache with stage2 has of all this
+stage2.py  what a PionPromptCache with stage2 has of all this
 """

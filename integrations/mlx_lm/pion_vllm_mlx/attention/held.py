@@ -17,6 +17,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import CacheList, KVCache
 
+from pion_vllm_mlx.attention.blocks import block_means
 from pion_vllm_mlx.caches import State, evaluate, kind_of, leaves
 from pion_vllm_mlx.model import Cache
 
@@ -29,6 +30,7 @@ class Rows:
         self.values: mx.array = cache.values
         self.tokens = int(cache.offset)
         self._borrower: weakref.ref[LentKVCache] | None = None
+        self._means: tuple[int, mx.array] | None = None
 
     @property
     def nbytes(self) -> int:
@@ -38,6 +40,14 @@ class Rows:
     def views(self) -> tuple[mx.array, mx.array]:
         """K and V of the prefix; to write to them copies them."""
         return self.keys[..., : self.tokens, :], self.values[..., : self.tokens, :]
+
+    def means(self, block: int) -> mx.array:
+        """The mean key of each `block` tokens, (H, blocks, D); kept for the next one who asks."""
+        if self._means is None or self._means[0] != block:
+            means = block_means(self.views()[0][0], block)
+            mx.eval(means)
+            self._means = block, means
+        return self._means[1]
 
     def lend(self, cache: LentKVCache) -> tuple[mx.array, mx.array]:
         """The buffers, to be written behind the prefix; views where they are lent already."""

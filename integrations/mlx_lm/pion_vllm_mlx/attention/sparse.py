@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
+from pion_vllm_mlx.attention.blocks import best
 from pion_vllm_mlx.attention.held import Rows
 from pion_vllm_mlx.attention.merge import Partial, merged, rows_of
 from pion_vllm_mlx.attention.suffix import Query, SuffixCache, plain
@@ -35,7 +36,7 @@ class SparseCache(SuffixCache):
         super().__init__(rows.tokens)
         self._rows = rows
         self._sparse = sparse
-        self._means = block_means(rows.views()[0][0], sparse.block)
+        self._means = rows.means(sparse.block)
 
     def _attend(self, query: Query) -> mx.array:
         if not self._tokens:  # trimmed to nothing
@@ -58,20 +59,3 @@ class SparseCache(SuffixCache):
         lse = mx.logsumexp(scores, axis=-1)
         weights = mx.exp(scores - lse[..., None])[..., None, :]
         return Partial((weights @ values)[..., 0, :], lse)
-
-
-def block_means(keys: mx.array, block: int) -> mx.array:
-    """The mean key of each block, the last one short: (H, N, D) -> fp32 (H, ceil(N / block), D)."""
-    heads, tokens, dim = keys.shape
-    count = -(-tokens // block)
-    padding = [(0, 0), (0, count * block - tokens), (0, 0)]
-    sums = mx.pad(keys.astype(mx.float32), padding).reshape(heads, count, block, dim).sum(axis=2)
-    sizes = mx.minimum(tokens - mx.arange(count) * block, block)
-    return sums / sizes[:, None]
-
-
-def best(scores: mx.array, count: int) -> mx.array:
-    """Where the `count` highest of the last axis are, or all of them."""
-    if count >= scores.shape[-1]:
-        return mx.broadcast_to(mx.arange(scores.shape[-1]), scores.shape)
-    return mx.argpartition(-scores, count - 1, axis=-1)[..., :count]
