@@ -37,8 +37,7 @@ class Partial(NamedTuple):
 
 
 class Resident(Protocol):
-    """K/V of one layer of one session, kept as a backend wants them. Not thread-safe, as the
-    backend."""
+    """K/V of one layer of one session, kept as a backend wants them. As thread-safe as it is."""
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -62,9 +61,10 @@ class Resident(Protocol):
 
 
 class AttentionBackend(Protocol):
-    """Not thread-safe: the calls for one backend come from one thread at a time."""
+    """`threads`: whether calls may come from several of them at a time, else only ever from one."""
 
     name: str
+    threads: bool
 
     def resident(self, keys: Floats, values: Floats) -> Resident:
         """Keep K and V, (H, N, D) each, N >= 1, as fp32 or fp16 (an option of the backend). The

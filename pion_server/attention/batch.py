@@ -22,11 +22,10 @@ ROOM = 16
 
 @dataclass(slots=True)
 class Batch:
-    """Queries of one head map, over all rows. `open` until somebody works on it."""
+    """Queries of one head map, over all rows."""
 
     kept: Resident
     head_map: Heads
-    open: bool = True
     _asked: list[Floats] = field(default_factory=list)
     _thens: list[Then[Any]] = field(default_factory=list)
     _futures: list[Future[Any]] = field(default_factory=list)
@@ -35,7 +34,7 @@ class Batch:
         """Whether queries (H_q, M, D) belong to it, and there is room."""
         count = sum(each.shape[1] for each in (*self._asked, queries))
         same = kept is self.kept and bytes(head_map) == bytes(self.head_map)
-        return self.open and same and count <= ROOM
+        return same and count <= ROOM
 
     def add(self, queries: Floats, then: Then[T]) -> Future[T]:
         """What `then` will have made of the answer, or the error that came in between."""

@@ -1,9 +1,9 @@
-"""Where attention is computed: one backend for the process, used by one thread at a time.
+"""Where attention is computed: one backend for the process, on the event loop and one more thread.
 
-Small work is done at once, on the event loop, since a hop to another thread costs as much as a
-small query (about 0.1 ms), but no more of it in a turn of the loop than its other clients would
-feel. The rest, all that MLX does, and whatever meets the backend busy goes to the engine's own
-thread; so the loop never waits. Queries that wait there for the same K/V become a batch.
+Small work is done at once, on the loop, since a hop to another thread costs as much as a small
+query (about 0.1 ms), but no more of it in a turn of the loop than its other clients would feel. The
+rest, and all that MLX does, goes to the engine's thread. Queries that wait there for the same K/V
+become a batch.
 """
 
 from __future__ import annotations
@@ -56,12 +56,11 @@ class Engine:
         self._name = name
         self._fp16 = fp16
         self._backend: AttentionBackend | None = None
-        self._lock = Lock()  # held while the backend is in use
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="pion-attention")
         self._spent = 0.0  # seconds of this turn, as estimated
         self._soon: Callable[[Callable[[], None]], object] = lambda new_turn: new_turn()
-        self._batch: Batch | None = None  # the last one
-        self._batching = Lock()  # held while queries are added to it, and while it is closed
+        self._batch: Batch | None = None  # what more queries may be added to
+        self._batching = Lock()  # held while that is done, and while it is closed to them
 
     def take_turns(self, call_soon: Callable[[Callable[[], None]], object]) -> None:
         """Count what is done in each turn of the loop that this is the call_soon() of. Until then,
@@ -71,34 +70,28 @@ class Engine:
     def do(self, work: Callable[[AttentionBackend], T], cost: Cost) -> T | Future[T]:
         """What `work` returns or raises: itself where it costs so little that it was done at once,
         else its future."""
-        if not self._begin_inline(cost):
-            return self._executor.submit(self._locked, work)
-        try:
+        if self._has_time(cost):
             return work(self._ready())
-        finally:
-            self._lock.release()
+        return self._executor.submit(self._run, work)
 
     def attend(
         self, kept: Resident, queries: Floats, head_map: Heads, then: Then[T], cost: Cost
     ) -> T | Future[T]:
         """do() what `then` makes of attention of queries (H_q, M, D) over all rows, together with
         others where these have to wait."""
-        if self._begin_inline(cost):
-            try:
-                return then(self._ready(), kept.attend(queries, head_map))
-            finally:
-                self._lock.release()
+        if self._has_time(cost):
+            return then(self._ready(), kept.attend(queries, head_map))
         with self._batching:
             if self._batch is None or not self._batch.takes(kept, queries, head_map):
                 self._batch = Batch(kept, head_map)
-                self._executor.submit(self._run, self._batch)
+                self._executor.submit(self._run_batch, self._batch)
             return self._batch.add(queries, then)
 
     def wait_for(self, work: Callable[[AttentionBackend], T]) -> T:
         """What `work` returns or raises, for a thread that may wait. Raises PionError where the
         server is stopping."""
         try:
-            done = self._executor.submit(self._locked, work)
+            done = self._executor.submit(self._run, work)
         except RuntimeError:
             raise PionError("the server is stopping") from None
         try:
@@ -110,12 +103,10 @@ class Engine:
         """Take no more work, and wait for none."""
         self._executor.shutdown(wait=False, cancel_futures=True)
 
-    def _begin_inline(self, cost: Cost) -> bool:
-        """Whether to go on at once, with the lock held."""
-        ready = self._backend is not None and self._backend.name == "numpy"
-        if not ready or self._spent + cost.seconds > INLINE_SECONDS:
-            return False
-        if not self._lock.acquire(blocking=False):
+    def _has_time(self, cost: Cost) -> bool:
+        """Whether this turn of the loop has time for it, which is then spent."""
+        backend = self._backend
+        if backend is None or not backend.threads or self._spent + cost.seconds > INLINE_SECONDS:
             return False
         first, self._spent = not self._spent, self._spent + cost.seconds
         if first:
@@ -125,15 +116,14 @@ class Engine:
     def _new_turn(self) -> None:
         self._spent = 0.0
 
-    def _locked(self, work: Callable[[AttentionBackend], T]) -> T:
-        with self._lock:
-            return work(self._ready())
+    def _run(self, work: Callable[[AttentionBackend], T]) -> T:
+        return work(self._ready())
 
-    def _run(self, batch: Batch) -> None:
-        with self._lock:
-            with self._batching:
-                batch.open = False
-            batch.run(self._ready)
+    def _run_batch(self, batch: Batch) -> None:
+        with self._batching:
+            if self._batch is batch:
+                self._batch = None
+        batch.run(self._ready)
 
     def _ready(self) -> AttentionBackend:
         if self._backend is None:

@@ -71,6 +71,7 @@ class MlxBackend:
     """The protocol `AttentionBackend`. `fp16`: residents are kept as halves, computed in fp32."""
 
     name = "mlx"
+    threads = False
 
     def __init__(self, fp16: bool = False) -> None:
         self._dtype = mx.float16 if fp16 else mx.float32

@@ -59,8 +59,9 @@ class NumpyResident:
     def block_means(self, block: int) -> Floats:
         if block == 1:
             return _wide(self._keys)
-        if self._means[0] == block:
-            return self._means[1]
+        kept, means = self._means  # at once, since another thread may replace it
+        if kept == block:
+            return means
         starts = np.arange(0, self.shape[1], block)
         counts = np.diff(starts, append=self.shape[1]).astype(np.float32)[:, None]
         means = np.empty((self.shape[0], starts.size, self.shape[2]), np.float32)
@@ -75,6 +76,7 @@ class NumpyBackend:
     """The protocol `AttentionBackend`. `fp16`: residents are kept as halves, computed in fp32."""
 
     name = "numpy"
+    threads = True
 
     def __init__(self, fp16: bool = False) -> None:
         self._fp16 = fp16

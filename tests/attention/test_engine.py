@@ -1,5 +1,5 @@
-"""Invariant: nothing that takes long is done on the event loop, a backend is used by one thread at
-a time, and what changes while work is under way is noticed when it ends.
+"""Invariant: nothing that takes long is done on the event loop or keeps it waiting, MLX is used by
+one thread, and what changes while work is under way is noticed when it ends.
 """
 
 from __future__ import annotations
@@ -69,22 +69,14 @@ def test_mlx_is_always_on_the_same_thread() -> None:
     assert threads != {threading.current_thread().name}
 
 
-def test_a_busy_backend_is_not_waited_for() -> None:
-    engine, began, go = ready(), threading.Event(), threading.Event()
-
-    def wait(backend: AttentionBackend) -> bool:
-        began.set()
-        return go.wait(20)
-
-    waiting = engine.do(wait, LARGE)
-    assert began.wait(20)
-    behind = engine.do(thread, SMALL)
+def test_long_work_holds_up_no_short_work(busy: tuple[Engine, threading.Event]) -> None:
+    engine, go = busy
+    assert engine.do(thread, SMALL) == threading.current_thread().name
+    behind = engine.do(thread, LARGE)
     assert isinstance(behind, Future)
     assert not behind.done()
     go.set()
-    assert finished(waiting)
     assert behind.result().startswith("pion-attention")
-    assert engine.do(thread, SMALL) == threading.current_thread().name
 
 
 def test_a_turn_of_the_loop_has_room_for_so_much() -> None:
@@ -141,7 +133,7 @@ def test_queries_that_wait_for_the_same_state_are_one_product(busy: Any) -> None
         (other, normal(11, 3, 2, 8), maps[1]),
         (other, normal(12, 3, 400, 8), maps[1]),
     ]
-    made = [engine.attend(kept, asked, m, itself, SMALL) for kept, asked, m in questions]
+    made = [engine.attend(kept, asked, m, itself, LARGE) for kept, asked, m in questions]
     assert not any(each.done() for each in made)
     go.set()
     for found, (_, asked, head_map) in zip(made, questions, strict=True):
@@ -160,7 +152,7 @@ def test_what_fails_for_one_of_them_fails_for_no_other(busy: Any) -> None:
         raise PionError("no")
 
     first, second, third = (
-        engine.attend(kept, asked, groups, t, SMALL) for t in (itself, fail, itself)
+        engine.attend(kept, asked, groups, t, LARGE) for t in (itself, fail, itself)
     )
     go.set()
     with pytest.raises(PionError, match="no"):
@@ -176,7 +168,7 @@ def test_a_backend_that_cannot_be_made_fails_what_waits_for_it() -> None:
             made.result(20)
 
 
-def test_an_error_leaves_the_backend_free() -> None:
+def test_an_error_ends_nothing_else() -> None:
     engine = ready()
 
     def fail(backend: AttentionBackend) -> None:
