@@ -29,6 +29,7 @@ from tiny_folder import write_folder
 START_S = 120.0
 MODEL = "default_model"  # the one the server was started with
 SYSTEM = "You answer the guests of the lighthouse hotel. Breakfast is from seven to ten. " * 32
+SHORT = SYSTEM[: len(SYSTEM) // 4]  # where it is not about how much is reused
 Messages = list[dict[str, str]]
 
 
@@ -216,7 +217,7 @@ def test_an_agent_sends_results_of_tools(
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP])
 def test_pion_ends_in_the_middle_of_a_stream(smollm2: Any, end: signal.Signals) -> None:
-    prompt = chat(SYSTEM, "When is breakfast?")
+    prompt = chat(SHORT, "When is breakfast?")
     with ExitStack() as stack:
         pion = stack.enter_context(pion_server())
         options = ("--pion-url", f"pion://127.0.0.1:{pion}", "--pion-timeout", "0.5")
@@ -228,7 +229,7 @@ def test_pion_ends_in_the_middle_of_a_stream(smollm2: Any, end: signal.Signals) 
         stack.callback(process.kill)
         chunks = [chunk.choices[0] for chunk in stream]
         assert chunks[-1].finish_reason in ("length", "stop")
-        other = server.ask(chat("other " + SYSTEM, "When is breakfast?"))
+        other = server.ask(chat("other " + SHORT, "When is breakfast?"))
         assert text(other)
         assert server.healthy()
 
@@ -239,7 +240,7 @@ def test_pion_hangs(smollm2: Any) -> None:
         url = f"pion://127.0.0.1:{mute.getsockname()[1]}"
         options = ("--pion-url", url, "--pion-timeout", "0.2")
         with serving(smollm2.folder, *options) as server:
-            replies = [server.ask(chat(f"{n} " + SYSTEM, "Hello?")) for n in range(2)]
+            replies = [server.ask(chat(f"{n} " + SHORT, "Hello?")) for n in range(2)]
             assert all(text(reply) for reply in replies)
             assert server.healthy()
 
