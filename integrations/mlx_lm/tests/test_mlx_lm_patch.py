@@ -480,6 +480,7 @@ def test_smollm2_answers_as_without_pion(
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("lane", LANES)
 def test_smollm2_answers_all_prompts_token_by_token(
     smollm2: Any, stage2: Stage2, vanilla: Answers, lane: str
