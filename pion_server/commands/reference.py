@@ -137,8 +137,8 @@ others with `-ERR <COMMAND> session lives on worker <n>`: nothing was done, and 
 to be sent to that worker's own port, which PION.WORKERS tells. A name belongs to the worker where
 the first thing under it was made: a namespace, its `<ns>_pk` and `<ns>_pv`, and the recurrent
 states under `<ns>` are one name; attention state under `<ns>` or `<ns>_attn` is where that is, and
-where it was stored if nobody has it. KV.PREFIX.LOOKUP and KV.PREFIX.MATCH are answered by every worker
-alike, and so are plain keys. Counters and limits are those of the worker that answers.
+where it was stored if nobody has it. KV.PREFIX.LOOKUP and KV.PREFIX.MATCH are answered by every
+worker alike, and so are plain keys. Counters and limits are those of the worker that answers.
 
 ## Limits
 
