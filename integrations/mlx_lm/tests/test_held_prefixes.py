@@ -85,6 +85,17 @@ def test_caches_can_be_trimmed(
     assert distance(steps(model, again), alone(model)) < 1e-5
 
 
+def test_caches_in_the_process_can_be_batched(tiny: Tiny, stage2: Stage2, namespace: str) -> None:
+    """As mlx-lm's servers do it."""
+    model = tiny("llama")
+    pion = stage2(model, "inproc")
+    pair = [pion.get_or_prefill(IDS, namespace=namespace) for _ in range(2)]
+    merged = [caches[0].merge(caches) for caches in zip(*pair, strict=True)]
+    logits = model(mx.array([[5], [6]]), cache=merged)
+    for row, token in zip(logits, (5, 6), strict=True):
+        assert distance(row, alone(model, [token])) < 1e-5
+
+
 @pytest.mark.parametrize("lane", ["inproc", "resp"])
 def test_a_draft_model_may_guess(tiny: Tiny, stage2: Stage2, namespace: str, lane: str) -> None:
     """What it guessed wrong is trimmed, so that the answer is the one without it."""
