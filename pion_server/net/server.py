@@ -21,7 +21,7 @@ from pion_server.config import Config, is_loopback
 from pion_server.errors import PionError
 from pion_server.net.connection import Connection
 from pion_server.net.door import Door
-from pion_server.net.garbage import look_once
+from pion_server.net.interpreter import spare_the_loop
 from pion_server.net.listening import Entrance, entrances
 from pion_server.net.lobby import ROOM, Lobby
 from pion_server.net.memory import reuse_freed_blocks
@@ -176,7 +176,7 @@ async def serve(config: Config) -> None:
     """Run a server until SIGTERM or SIGINT."""
     server = PionServer(within_open_files(config))
     stopping = stop_signal()
-    look_once()
+    spare_the_loop()
     with entrances(config, [(config.port, config.unixsocket)]) as (entrance,):
         await server.start(entrance)
         log_entrance(config, entrance)

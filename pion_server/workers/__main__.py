@@ -17,7 +17,7 @@ from dataclasses import replace
 import uvloop
 
 from pion_server.errors import PionError
-from pion_server.net.garbage import look_once
+from pion_server.net.interpreter import spare_the_loop
 from pion_server.net.listening import Entrance
 from pion_server.net.server import PionServer, log_to_stderr, stop_signal, within_open_files
 from pion_server.workers.crew import Crew
@@ -31,7 +31,7 @@ READY = b"ready\n"
 async def work(given: Handover) -> None:
     """Be one worker. Raises PionError where it cannot start."""
     stopping = stop_signal()
-    look_once()
+    spare_the_loop()
     crew = Crew(given)
     server = PionServer(within_open_files(share_of(given.config, given.index)), crew)
     resp, fast, unix = map(_sockets, (given.resp, given.fast, given.unix))
