@@ -17,7 +17,7 @@ import argparse
 import contextlib
 import statistics
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -88,7 +88,8 @@ def oracle(queries: Floats, keys: Floats, values: Floats) -> np.ndarray[Any, np.
     scores = queries.astype(np.float64) @ keys.transpose(0, 2, 1) / np.sqrt(queries.shape[-1])
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     attended: np.ndarray[Any, np.dtype[np.float64]] = weights @ values
-    return attended / weights.sum(-1, keepdims=True)
+    attended /= weights.sum(-1, keepdims=True)
+    return attended
 
 
 def _mlx(keys: Floats, values: Floats, queries: Floats) -> Run:
@@ -191,6 +192,7 @@ def main() -> None:
         },
     )
     peers = [name for name in cases[HEADLINE]["ms"] if not name.startswith("fused")]
+    series: dict[str, Sequence[float]]
     series = {name: [each["ms"][name]["median"] for each in cases.values()] for name in peers}
     title = f"Attention over {TOKENS:,} tokens, {HEADS} heads, fp32"
     harness.bars(chosen.json, title, "milliseconds (median)", list(cases), series, "log")
