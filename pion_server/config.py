@@ -76,7 +76,10 @@ class Config(BaseModel):
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(DEFAULT_PORT, ge=0, le=65535, description="TCP port; 0 takes a free one")
     no_fast_lane: bool = Field(False, description="only RESP; no binary lane on the next port")
-    unixsocket: Path | None = Field(None, description="Unix socket, for the server's user alone")
+    # Absolute, since clients are told of it (PION.WORKERS).
+    unixsocket: Annotated[Path, AfterValidator(Path.absolute)] | None = Field(
+        None, description="Unix socket, for the server's user alone"
+    )
     # Each has its own share of the memory and its own log: far fewer than this are of use.
     workers: int = Field(1, ge=1, le=64, description="worker processes behind the port")
     requirepass: Secret | None = Field(None, description="password of the tenant `default`")

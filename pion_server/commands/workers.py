@@ -43,9 +43,13 @@ def workers(ctx: Context, raw: list[Payload]) -> Reply:
 
 
 def reachable(host: str, local_address: str) -> str:
-    """`host`, or the host of `local_address` (host:port) where it stands for every address."""
+    """`host`; where it stands for every address that of `local_address`, which is host:port, or
+    path:0 of a Unix socket."""
     try:
         everywhere = ip_address(host).is_unspecified
     except ValueError:
         everywhere = not host
-    return local_address.rpartition(":")[0].strip("[]") if everywhere else host
+    if not everywhere:
+        return host
+    here = local_address.rpartition(":")[0].strip("[]")
+    return "127.0.0.1" if here.startswith("/") else here

@@ -17,6 +17,7 @@ import pytest
 
 from pion_server.client import Call, Client, ConnectionFailed
 from pion_server.client.calls.base import text
+from pion_server.config import Config
 from pion_server.errors import NoAuth
 
 SECONDS = 20.0
@@ -53,11 +54,16 @@ def test_it_is_its_owners_alone_and_gone_with_the_server(start_pion: Any, path: 
 
 
 def test_the_password_holds_there_too(start_pion: Any, path: Path) -> None:
-    start_pion("--unixsocket", str(path), "--requirepass", "s3cret")
+    start_pion("--unixsocket", str(path), "--requirepass", "s3cret", "--host", "0.0.0.0")
     with Client(f"pion+unix://{path}") as client, pytest.raises(NoAuth):
         client.ping()
     with Client(f"pion+unix://:s3cret@{path}") as client:
         assert client.ping() == "PONG"
+        assert client.pion_workers()[0].host == "127.0.0.1"
+
+
+def test_clients_are_told_an_absolute_path() -> None:
+    assert Config(unixsocket=Path("here")).unixsocket == Path.cwd() / "here"
 
 
 def test_what_a_killed_server_left_is_replaced(start_pion: Any, path: Path) -> None:
