@@ -17,6 +17,7 @@ import pytest
 
 from pion_server.errors import ProtocolError
 from pion_server.wire import receive
+from pion_server.wire.blocks import Blocks
 from pion_server.wire.limits import BY_REFERENCE, MAX_LINE, RESERVE, Limits
 from pion_server.wire.replies import INCOMPLETE, ReplyDecoder
 from pion_server.wire.requests import RequestDecoder
@@ -83,7 +84,7 @@ def test_a_growing_bulk_keeps_its_bytes_and_is_not_copied(
     rng = np.random.default_rng(0)
     data = rng.integers(0, 256, nbytes, np.uint8).tobytes()
     decoder = RequestDecoder(Limits())
-    with patch.multiple(receive, RESERVE=MIB, MAPPED_FROM=MIB):
+    with patch.multiple(receive, RESERVE=MIB, MAPPED_FROM=MIB, BLOCKS=Blocks()):
         put(decoder, b"*1\r\n$%d\r\n" % nbytes)
         assert decoder.next_request() is None
         at = 0
@@ -108,7 +109,7 @@ def test_a_growing_bulk_keeps_its_bytes_and_is_not_copied(
 @pytest.mark.skipif(sys.platform != "linux", reason="blocks move only on Linux")
 def test_memory_someone_holds_is_never_moved_from_under_them() -> None:
     decoder = RequestDecoder(Limits())
-    with patch.multiple(receive, RESERVE=MIB, MAPPED_FROM=MIB):
+    with patch.multiple(receive, RESERVE=MIB, MAPPED_FROM=MIB, BLOCKS=Blocks()):
         put(decoder, b"*1\r\n$%d\r\n" % (4 * MIB))
         assert decoder.next_request() is None
         held = decoder.get_buffer()[5:]  # a slice: it survives the release of what it is part of
