@@ -1,69 +1,31 @@
-"""The patch of mlx-lm's attention, and caches that need it.
+"""Stage 2 for mlx-lm: the patch of its attention, and caches that need it.
 
-    install_pion_attention_patch()
-    pc = PionPromptCache(model, stage2=True)
-    pc.get_or_prefill(prefix_ids, namespace=ns)
-    cache = make_pion_prompt_cache(model, ns, pc, len(prefix_ids))
-    generate(model, tokenizer, prompt=suffix, prompt_cache=cache)
-
-mlx-lm's models import `scaled_dot_product_attention` by name, so it is replaced in every module of
-mlx_lm.models that has it; in `base` as well, where modules that are loaded later find it. What is
-called with another cache than ours goes on to mlx-lm's own, in any thread.
+install_pion_attention_patch()
+pc = PionPromptCache(model, stage2=True)
+pc.get_or_prefill(prefix_ids, namespace=ns)
+cache = make_pion_prompt_cache(model, ns, pc, len(prefix_ids))
+generate(model, tokenizer, prompt=suffix, prompt_cache=cache)
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
 
-import mlx.core as mx
-from mlx_lm.models import base
-
+from pion_vllm_mlx.attention.hook import (
+    install_pion_attention_patch,
+    pion_scaled_dot_product_attention,
+    uninstall_pion_attention_patch,
+)
 from pion_vllm_mlx.attention.sparse import Sparse
-from pion_vllm_mlx.attention.suffix import Mask, Query, SuffixCache
 from pion_vllm_mlx.model import Cache, Model
+from pion_vllm_mlx.prompt_cache import PionPromptCache
 
-if TYPE_CHECKING:
-    from pion_vllm_mlx.prompt_cache import PionPromptCache
-
-NAME = "scaled_dot_product_attention"
-_original: Callable[..., mx.array] | None = None  # mlx-lm's, from the first time on
-
-
-def pion_scaled_dot_product_attention(
-    queries: mx.array,
-    keys: Any,
-    values: Any,
-    cache: Any,
-    scale: float,
-    mask: Mask,
-    sinks: mx.array | None = None,
-) -> mx.array:
-    """In the place of mlx-lm's function of that name, with its parameters."""
-    if isinstance(cache, SuffixCache):
-        return cache.attend(Query(queries, keys, values, mask, scale, sinks))
-    assert _original is not None  # else nobody would call this
-    return _original(queries, keys, values, cache, scale=scale, mask=mask, sinks=sinks)
-
-
-def install_pion_attention_patch() -> None:
-    """Replace mlx-lm's attention function in all of its models. To do it again changes nothing."""
-    global _original
-    if _original is None:
-        _original = getattr(base, NAME)
-    _rebind(_original, pion_scaled_dot_product_attention)
-
-
-def uninstall_pion_attention_patch() -> None:
-    """Put mlx-lm's attention function back everywhere."""
-    if _original is not None:
-        _rebind(pion_scaled_dot_product_attention, _original)
-
-
-def is_installed() -> bool:
-    """Whether the patch is in place."""
-    return getattr(base, NAME) is pion_scaled_dot_product_attention
+__all__ = [
+    "install_pion_attention_patch",
+    "make_pion_prompt_cache",
+    "pion_scaled_dot_product_attention",
+    "uninstall_pion_attention_patch",
+]
 
 
 def make_pion_prompt_cache(
@@ -94,9 +56,3 @@ def make_pion_prompt_cache(
     if not pc.serves(model):
         raise ValueError("this PionPromptCache is one of another model")
     return pc.continued(namespace, tokens, sparse)
-
-
-def _rebind(old: object, new: object) -> None:
-    for name, module in list(sys.modules.items()):
-        if name.startswith("mlx_lm.models.") and getattr(module, NAME, None) is old:
-            setattr(module, NAME, new)

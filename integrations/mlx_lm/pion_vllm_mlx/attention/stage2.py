@@ -18,8 +18,8 @@ import mlx.core as mx
 
 from pion_server.client import Call, calls
 from pion_server.errors import Mismatch
-from pion_vllm_mlx import mlx_lm_patch
 from pion_vllm_mlx.attention.held import Held, Shelf
+from pion_vllm_mlx.attention.hook import is_installed
 from pion_vllm_mlx.attention.lane import Lane, State, Target
 from pion_vllm_mlx.attention.reach import check_reach, suffixed
 from pion_vllm_mlx.attention.sparse import Sparse, SparseCache
@@ -202,7 +202,7 @@ class Stage2:
 
     def _reach(self) -> bool:
         """Whether attention has sinks. Raises where it cannot be reached."""
-        if not mlx_lm_patch.is_installed():
+        if not is_installed():
             raise RuntimeError(
                 "mlx-lm's attention is not patched: call install_pion_attention_patch() first"
             )
