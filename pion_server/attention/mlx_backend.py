@@ -61,7 +61,7 @@ class MlxResident:
     def block_means(self, block: int) -> Floats:
         if self._means[0] == block:
             return self._means[1]
-        means = np.stack([_block_means(head, block) for head in self._keys])
+        means: Floats = np.stack([_block_means(head, block) for head in self._keys])
         if block >= KEPT_BLOCK:
             self._means = (block, means)
         return means

@@ -84,7 +84,7 @@ def _best_rows(means: Floats, query: Floats, block: int, count: int, start: int,
     highest with the query (D,)."""
     first = start // block
     scores = means[first : -(-stop // block)] @ query
-    best = np.arange(scores.size)
+    best: Rows = np.arange(scores.size)
     if count < scores.size:
         best = np.sort(np.argpartition(scores, -count)[-count:])
     rows = ((first + best)[:, None] * block + np.arange(block)).ravel()
