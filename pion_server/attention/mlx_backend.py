@@ -31,7 +31,7 @@ class MlxResident:
 
     def __init__(self, keys: Floats, values: Floats, dtype: mx.Dtype) -> None:
         self._keys, self._values = _on_device(keys, dtype), _on_device(values, dtype)
-        self._means = (0, np.empty((0, 0, 0), np.float32))
+        self._means: tuple[int, Floats] = (0, np.empty((0, 0, 0), np.float32))
         mx.eval(self._keys, self._values)
 
     @property
@@ -61,7 +61,7 @@ class MlxResident:
     def block_means(self, block: int) -> Floats:
         if self._means[0] == block:
             return self._means[1]
-        means: Floats = np.stack([_block_means(head, block) for head in self._keys])
+        means = np.stack([_block_means(head, block) for head in self._keys])
         if block >= KEPT_BLOCK:
             self._means = (block, means)
         return means

@@ -29,7 +29,7 @@ class NumpyResident:
 
     def __init__(self, keys: Floats | Halves, values: Floats | Halves) -> None:
         self._keys, self._values = keys, values
-        self._means = (0, np.empty((0, 0, 0), np.float32))
+        self._means: tuple[int, Floats] = (0, np.empty((0, 0, 0), np.float32))
 
     @property
     def shape(self) -> tuple[int, int, int]:
