@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("lmcache", reason="needs lmcache (Linux): pip install 'pion-kv[lmcache]'")
+pytest.importorskip("lmcache", reason="needs lmcache (Linux): make lmcache")
 pytest.importorskip("glide_sync", reason="needs LMCache's valkey client: valkey-glide-sync")
 
 from integrations.lmcache.tests import engines, managers

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("lmcache", reason="needs lmcache (Linux): pip install 'pion-kv[lmcache]'")
+pytest.importorskip("lmcache", reason="needs lmcache (Linux): make lmcache")
 
 import torch
 from lmcache.v1.distributed.l2_adapters import create_l2_adapter

@@ -19,7 +19,7 @@ from pion_lmcache.options import Options
 from integrations.lmcache.tests import readme
 from pion_server.__main__ import parser
 
-NEEDS = "needs lmcache (Linux): pip install 'pion-kv[lmcache]'"
+NEEDS = "needs lmcache (Linux): make lmcache"
 
 
 def test_the_file_and_the_environment_say_the_same(

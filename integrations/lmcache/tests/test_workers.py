@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("lmcache", reason="needs lmcache (Linux): pip install 'pion-kv[lmcache]'")
+pytest.importorskip("lmcache", reason="needs lmcache (Linux): make lmcache")
 
 import torch
 
