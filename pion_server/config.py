@@ -202,7 +202,9 @@ class Config(BaseModel):
     @model_validator(mode="after")
     def _refuse_a_backend_that_is_not_there(self) -> Config:
         if self.attention == "mlx" and find_spec("mlx") is None:
-            raise ValueError("--attention mlx needs the package mlx (on Linux mlx[cpu])")
+            raise ValueError(
+                "--attention mlx needs the package mlx: pip install mlx (on Linux 'mlx[cpu]')"
+            )
         return self
 
     @model_validator(mode="after")
