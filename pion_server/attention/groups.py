@@ -1,9 +1,15 @@
-"""Query heads sorted by the K/V head that they share, so that one product serves them all."""
+"""Query heads sorted by the K/V head that they share, so that one product serves them all.
+
+A product has as many queries for each K/V head as the one with the most has. Where a lopsided map
+makes that more than twice those that were asked, each K/V head has a product of its own instead:
+what it takes is in proportion to what was asked, whatever the map.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +17,41 @@ import numpy.typing as npt
 from pion_server.attention.base import Floats, Heads, Partial, Spans
 
 Indices = npt.NDArray[np.intp]
+# Attention of queries (h, Q, D) over some of the K/V heads, query q of each over its span (Q, 2).
+Product: TypeAlias = Callable[[slice, Floats, Spans | None], Partial]
+
+
+def in_groups(
+    product: Product, queries: Floats, head_map: Heads, kv_heads: int, spans: Spans | None
+) -> Partial:
+    """What `product` finds for queries (H_q, M, D), those of all query heads at once or of one K/V
+    head after the other, where the map is lopsided. Spans are (M, 2)."""
+    if not _lopsided(head_map, kv_heads):
+        groups = Groups.of(head_map, kv_heads)
+        seen = None if spans is None else _tiled(spans, groups.members.shape[1])
+        return groups.scatter(*product(slice(None), groups.gather(queries), seen))
+    out, lse = np.empty_like(queries), np.empty(queries.shape[:2], np.float32)
+    for head in np.unique(head_map).tolist():
+        mine = head_map == head
+        asked = queries[mine]
+        seen = None if spans is None else _tiled(spans, len(asked))
+        found = product(slice(head, head + 1), asked.reshape(1, -1, asked.shape[-1]), seen)
+        out[mine], lse[mine] = found.out.reshape(asked.shape), found.lse.reshape(asked.shape[:2])
+    return Partial(out, lse)
+
+
+def products(head_map: Heads, kv_heads: int) -> int:
+    """How many products in_groups() takes."""
+    return np.unique(head_map).size if _lopsided(head_map, kv_heads) else 1
+
+
+def _lopsided(head_map: Heads, kv_heads: int) -> bool:
+    return bool(kv_heads * np.bincount(head_map).max() > 2 * head_map.size)
+
+
+def _tiled(spans: Spans, times: int) -> Spans:
+    """(M, 2) -> (times * M, 2)."""
+    return np.tile(spans, (times, 1))
 
 
 class Groups(NamedTuple):
@@ -31,10 +72,6 @@ class Groups(NamedTuple):
         """(H_q, M, D) -> (H, G * M, D)."""
         return queries[self.members].reshape(len(self.members), -1, queries.shape[-1])
 
-    def spans(self, spans: Spans) -> Spans:
-        """(M, 2) -> (G * M, 2)."""
-        return np.tile(spans, (self.members.shape[1], 1))
-
     def scatter(self, out: Floats, lse: Floats) -> Partial:
         """(H, G * M, D) and (H, G * M) -> (H_q, M, D) and (H_q, M)."""
         shape = *self.members.shape, -1
@@ -42,7 +79,7 @@ class Groups(NamedTuple):
         return Partial(out.reshape(*shape, out.shape[-1])[at], lse.reshape(shape)[at])
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=16)  # at most 128 KB each
 def _sorted(head_map: bytes, kv_heads: int) -> Groups:
     heads = np.frombuffer(head_map, np.uint8).astype(np.intp)
     order = np.argsort(heads, kind="stable")

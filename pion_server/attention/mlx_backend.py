@@ -18,7 +18,7 @@ os.environ.setdefault("MLX_ENABLE_TF32", "0")
 import mlx.core as mx
 
 from pion_server.attention.base import HIDDEN, KEPT_BLOCK, Floats, Heads, Partial, Rows, Spans
-from pion_server.attention.groups import Groups
+from pion_server.attention.groups import in_groups
 
 TILE_VALUES = 1 << 25  # values of K widened at a time: 128 MB in fp32
 TILE_SCORES = 1 << 25  # scores held at a time
@@ -44,11 +44,12 @@ class MlxResident:
         return self._keys.nbytes + self._values.nbytes
 
     def attend(self, queries: Floats, head_map: Heads, spans: Spans | None = None) -> Partial:
-        groups = Groups.of(head_map, self.shape[0])
-        asked = groups.gather(queries)
-        everything = np.broadcast_to([0, self.shape[1]], (asked.shape[1], 2))
-        seen = everything if spans is None else groups.spans(spans)
-        return groups.scatter(*_attend(self._keys, self._values, asked, seen[None]))
+        def product(heads: slice, asked: Floats, seen: Spans | None) -> Partial:
+            if seen is None:
+                seen = np.broadcast_to([0, self.shape[1]], (asked.shape[1], 2))
+            return _attend(self._keys[heads], self._values[heads], asked, seen[None])
+
+        return in_groups(product, queries, head_map, self.shape[0], spans)
 
     def attend_rows(self, queries: Floats, head_map: Heads, rows: Sequence[Rows]) -> Partial:
         counts = np.array([len(chosen) for chosen in rows])

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pion_server.attention.base import HIDDEN, KEPT_BLOCK, Floats, Heads, Partial, Rows, Spans
-from pion_server.attention.groups import Groups
+from pion_server.attention.groups import in_groups
 from pion_server.attention.half import Halves, narrow, widen
 
 PRODUCT = 1 << 19  # multiply-adds of a tile: OpenBLAS packs the operands of larger products
@@ -41,9 +41,10 @@ class NumpyResident:
         return self._keys.nbytes + self._values.nbytes
 
     def attend(self, queries: Floats, head_map: Heads, spans: Spans | None = None) -> Partial:
-        groups = Groups.of(head_map, self.shape[0])
-        seen = None if spans is None else groups.spans(spans)
-        return groups.scatter(*_attend(self._keys, self._values, groups.gather(queries), seen))
+        def product(heads: slice, asked: Floats, seen: Spans | None) -> Partial:
+            return _attend(self._keys[heads], self._values[heads], asked, seen)
+
+        return in_groups(product, queries, head_map, self.shape[0], spans)
 
     def attend_rows(self, queries: Floats, head_map: Heads, rows: Sequence[Rows]) -> Partial:
         out = np.zeros(queries.shape, np.float32)
