@@ -46,16 +46,19 @@ class Batch:
 
     def run(self, ready: Callable[[], AttentionBackend]) -> None:
         """Answer all with the backend that is `ready`. No more may be added. What goes wrong with
-        one of them afterwards is its own."""
+        one of them afterwards is its own.
+
+        Errors lose their tracebacks: a future would hold the frame that holds it, and with it all
+        queries, until the next full garbage collection."""
         try:
             backend = ready()
             found = together(self.kept, self._asked, self.head_map)
         except Exception as error:
             for future in self._futures:
-                future.set_exception(error)
+                future.set_exception(error.with_traceback(None))
             return
         for future, then, each in zip(self._futures, self._thens, found, strict=True):
             try:
                 future.set_result(then(backend, each))
             except Exception as error:
-                future.set_exception(error)
+                future.set_exception(error.with_traceback(None))

@@ -160,6 +160,23 @@ def test_what_fails_for_one_of_them_fails_for_no_other(busy: Any) -> None:
     assert (first.result(20).out == third.result(20).out).all()
 
 
+@pytest.mark.parametrize("dim", [4, 3], ids=["afterwards", "in the product"])
+def test_an_error_keeps_nothing_of_its_batch(busy: Any, dim: int) -> None:
+    """No frame of the engine, which has the queries of all."""
+    engine, go = busy
+    kept, groups = NumpyBackend().resident(*KV), np.zeros(1, np.uint8)
+
+    def fail(backend: AttentionBackend, found: Partial) -> None:
+        raise PionError("no")
+
+    made = engine.attend(kept, normal(1, 1, 1, dim), groups, fail, LARGE)
+    assert isinstance(made, Future)
+    go.set()
+    error = made.exception(20)
+    assert isinstance(error, PionError if dim == 4 else ValueError)
+    assert error.__traceback__ is None
+
+
 def test_a_backend_that_cannot_be_made_fails_what_waits_for_it() -> None:
     kept, asked = NumpyBackend().resident(*KV), normal(1, 1, 1, 4)
     with patch("pion_server.attention.engine.choose", side_effect=PionError("none such")):
