@@ -52,6 +52,14 @@ class MlxResident:
         return in_groups(product, queries, head_map, self.shape[0], spans)
 
     def attend_rows(self, queries: Floats, head_map: Heads, rows: Sequence[Rows]) -> Partial:
+        """As many heads at a time as fit a tile when all have as many rows as the longest."""
+        longest = max(len(chosen) for chosen in rows)
+        step = max(1, TILE_VALUES // (max(1, longest) * queries.shape[2]))
+        tiles = [slice(start, start + step) for start in range(0, len(rows), step)]
+        parts = [self._attend_rows(queries[tile], head_map[tile], rows[tile]) for tile in tiles]
+        return Partial(*(np.concatenate(each) for each in zip(*parts, strict=True)))
+
+    def _attend_rows(self, queries: Floats, head_map: Heads, rows: Sequence[Rows]) -> Partial:
         counts = np.array([len(chosen) for chosen in rows])
         padded = np.zeros((len(rows), counts.max()), np.int32)
         padded[np.arange(counts.max()) < counts[:, None]] = np.concatenate(rows)

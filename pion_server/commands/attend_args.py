@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future
 from math import prod
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,7 @@ from pion_server.store.schema import MAX_DIM, MAX_LAYERS
 from pion_server.wire.values import Reply, Stream
 
 T = TypeVar("T")
+Indices: TypeAlias = npt.NDArray[np.uint32]
 
 GROUP = "ATTEND"
 # A head map has a byte for each query head.
@@ -74,7 +75,7 @@ def floats(args: Arguments, what: str, *shape: int) -> Floats:
     return np.frombuffer(sized(args, what, 4 * prod(shape)), "<f4").reshape(shape)
 
 
-def indices(args: Arguments, what: str, *shape: int) -> npt.NDArray[np.uint32]:
+def indices(args: Arguments, what: str, *shape: int) -> Indices:
     """A blob of unsigned 32-bit integers of that shape, by reference."""
     return np.frombuffer(sized(args, what, 4 * prod(shape)), "<u4").reshape(shape)
 

@@ -5,15 +5,17 @@ The rows are named by the client, or are those blocks of tokens whose mean K fit
 
 from __future__ import annotations
 
-from pion_server.attention.base import Rows
+import numpy as np
+
+from pion_server.attention.base import AttentionBackend
 from pion_server.attention.engine import Cost
 from pion_server.attention.sparse import over_blocks, over_blocks_fused, over_rows
-from pion_server.commands.arguments import Arguments
 from pion_server.commands.attend_args import (
     BLOB_ERROR,
     GROUP,
     MAP_ERRORS,
     STATE_ERRORS,
+    Indices,
     attend,
     even_groups,
     head_dim,
@@ -61,26 +63,34 @@ def query_sparse(ctx: Context, raw: list[Payload]) -> Reply | Job:
     sid, layer = sid_and_layer(args)
     count, dim, most = query_heads(args, "H"), head_dim(args), tokens(args, "K_sparse_max", 0)
     asked = one_query(args, count, dim)
-    named = _named(args, count, most)
+    table, counts = indices(args, "indices", count, most), indices(args, "counts", count)
     within = window(args)
     kept = state(ctx, sid, layer, dim)
     groups = even_groups(count, kept.shape[0])
-    highest = max((int(rows.max(initial=-1)) for rows in named), default=-1)
-    if highest >= kept.shape[1]:
-        raise PionError(f"indices names row {highest}, and there are {kept.shape[1]}")
+    _check_named(table, counts, kept.shape[1])
+
+    def work(backend: AttentionBackend) -> Reply:
+        named = [row[:size].astype("i8") for row, size in zip(table, counts, strict=True)]
+        return output(over_rows(kept, asked, groups, named, within))
+
     return attend(
         ctx,
-        lambda backend: output(over_rows(kept, asked, groups, named, within)),
+        work,
         Cost.of_attention((count, most, dim), asked.shape),
     )
 
 
-def _named(args: Arguments, count: int, most: int) -> list[Rows]:
-    """Token ids for each of `count` heads, at most `most` of them."""
-    table, counts = indices(args, "indices", count, most), indices(args, "counts", count)
-    if int(counts.max()) > most:
+def _check_named(table: Indices, counts: Indices, rows: int) -> None:
+    """Of the ids (H, K_sparse_max) the first `counts` (H,) have to be rows that there are. No more
+    of them than rows, so that naming one again and again makes a query no larger than the whole."""
+    most = table.shape[1]
+    if counts.max() > most:
         raise PionError(f"counts has {counts.max()}, and K_sparse_max is {most}")
-    return [row[:size].astype("i8") for row, size in zip(table, counts, strict=True)]
+    if counts.max() > rows:
+        raise PionError(f"counts has {counts.max()}, and there are {rows} rows, each to name once")
+    highest = table[np.arange(most) < counts[:, None]].max(initial=0)
+    if highest >= rows:
+        raise PionError(f"indices names row {highest}, and there are {rows}")
 
 
 @command(

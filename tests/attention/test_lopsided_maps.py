@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import tracemalloc
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -66,3 +67,24 @@ def test_no_backend_is_asked_for_more_than_twice_the_queries(head_map: list[int]
     found = in_groups(counting, queries, groups, HEADS, None)
     assert (found.out == queries).all()
     assert asked <= 2 * 3 * groups.size
+
+
+def test_a_head_of_many_rows_does_not_make_the_others_as_long() -> None:
+    """On MLX heads are padded to the longest of a tile."""
+    from pion_server.attention import mlx_backend
+
+    keys, values = normal(7, 2, 2, 100, 4)
+    queries, groups = normal(8, 50, 1, 4), np.arange(50, dtype=np.uint8) % 2
+    rows = [np.arange(100) if head == 7 else np.array([head]) for head in range(50)]
+    sizes: list[int] = []
+
+    def noting(*args: Any) -> Partial:
+        sizes.append(args[0].size)
+        return attend(*args)
+
+    attend = mlx_backend._attend
+    with patch.multiple(mlx_backend, TILE_VALUES=1000, _attend=noting):
+        got = make("mlx").resident(keys, values).attend_rows(queries, groups, rows)
+    seen = np.stack([np.isin(np.arange(100), each) for each in rows])[:, None]
+    assert_near(got, attention(queries, keys, values, groups, seen), queries, keys, values)
+    assert max(sizes) <= 1000

@@ -498,7 +498,14 @@ REFUSED: list[tuple[str, list[Words]]] = [
         ],
     ),
     ("the [0-9]+ queries are the last rows of the suffix", [(*FUSED, Q * 2, SUF, SUF, MAP)]),
-    ("counts has", [(*SPARSE, Q, IDS, b"\3\0\0\0" * 4), (*SPARSE, Q, IDS, b"\xff" * 16)]),
+    (
+        "counts has",
+        [
+            (*SPARSE, Q, IDS, b"\3\0\0\0" * 4),
+            (*SPARSE, Q, IDS, b"\xff" * 16),
+            (*SPARSE[:-1], "4", Q, bytes(64), b"\0\0\0\0" * 3 + b"\4\0\0\0"),
+        ],
+    ),
     (
         "indices names row",
         [(*SPARSE, Q, b"\3\0\0\0" * 8, COUNTS), (*SPARSE, Q, b"\xff" * 32, COUNTS)],
