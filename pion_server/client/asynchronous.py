@@ -12,6 +12,7 @@ an answer that another worker has to be asked.
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, Self, TypeVar, cast
@@ -62,8 +63,9 @@ class AsyncClient(Commands):
         self._timeout = timeout
         self._hops = HOPS if auto_redirect else 0
         self._closed = False
-        self._connecting = asyncio.Lock()
         self._links: dict[int | None, Link] = {}  # by worker
+        # Held while a connection to that worker is opened; the others are not to wait for it.
+        self._opening: dict[int | None, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._endpoints: dict[int, Endpoint] = {}  # of workers that were asked
 
     async def execute(self, call: Call[T], *, timeout: float | None = None) -> T:
@@ -85,10 +87,7 @@ class AsyncClient(Commands):
         """Close the connection; one that is just being opened first gets there, or fails. Calls
         in flight and later ones raise ConnectionFailed."""
         self._closed = True
-        async with self._connecting:
-            for link in self._links.values():
-                link.lose(CLOSED)
-                await link.closed.wait()
+        await asyncio.gather(*map(self._hang_up, list(self._opening)))
 
     async def __aenter__(self) -> Self:
         return self
@@ -152,13 +151,26 @@ class AsyncClient(Commands):
 
     async def _ready(self, worker: int | None, deadline: Deadline) -> Link:
         endpoint = await self._endpoint_of(worker, deadline)
-        async with self._connecting:
-            if self._closed:
-                raise ConnectionFailed(CLOSED)
-            link = self._links.get(worker)
-            if link is None or link.lost:
+        if link := self._usable(worker):
+            return link
+        async with self._opening[worker]:
+            link = self._usable(worker)  # by now, if another call has opened it
+            if link is None:
                 link = self._links[worker] = await Link.open(endpoint, deadline)
             return link
+
+    def _usable(self, worker: int | None) -> Link | None:
+        """The connection to that worker that calls can be sent over, where there is one."""
+        if self._closed:
+            raise ConnectionFailed(CLOSED)
+        link = self._links.get(worker)
+        return None if link is None or link.lost else link
+
+    async def _hang_up(self, worker: int | None) -> None:
+        async with self._opening[worker]:
+            if link := self._links.get(worker):
+                link.lose(CLOSED)
+                await link.closed.wait()
 
     async def _endpoint_of(self, worker: int | None, deadline: Deadline) -> Endpoint:
         """Where a worker is reached, as the server says."""

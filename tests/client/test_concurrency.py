@@ -20,6 +20,7 @@ from pion_server.client import (
     calls,
 )
 from pion_server.client.calls.base import integer
+from pion_server.wire.encode import encode_reply
 
 MB = 1 << 20
 
@@ -190,6 +191,38 @@ async def test_a_call_that_was_never_sent_outlives_the_connection(fake: Any) -> 
         assert await unsafe is True
         go.set()
     assert server.accepted == 2
+
+
+async def test_a_worker_that_says_nothing_delays_only_calls_to_itself(fake: Any) -> None:
+    def silent(peer: Any) -> None:
+        loop.call_soon_threadsafe(reached.set)
+        peer.closed_by_client()
+
+    def directs(peer: Any) -> None:
+        """Whatever is asked for lives on worker 1; ECHO is answered by anyone."""
+        worker = {"worker": 1, "host": b"127.0.0.1", "port": int(stuck.url.rpartition(":")[2])}
+        worker |= {"pid": 1, "up": True, "fast_port": 0, "unixsocket": b""}
+        told = {
+            b"PION.WORKERS": b"".join(encode_reply([worker], 3)),
+            b"ECHO": b"$4\r\nhere\r\n",
+        }
+        peer.greet()
+        with contextlib.suppress(EOFError):
+            while request := peer.request():
+                peer.send(told.get(request[0], b"-ERR session lives on worker 1\r\n"))
+
+    loop, reached = asyncio.get_running_loop(), asyncio.Event()
+    stuck = fake(silent)
+    async with AsyncClient(fake(directs).url, timeout=60) as client:
+        waiting = asyncio.create_task(client.execute(calls.prefix_drop("there"), timeout=20))
+        await reached.wait()
+        for _ in range(100):
+            assert await client.echo("hello") == b"here"
+        assert not waiting.done()
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+    assert stuck.accepted == 1
 
 
 async def test_closing_ends_the_calls_in_flight(fake: Any) -> None:
