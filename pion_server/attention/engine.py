@@ -18,6 +18,7 @@ from typing import TypeVar
 from pion_server.attention.base import AttentionBackend, Floats, Heads, Resident
 from pion_server.attention.batch import Batch, Then
 from pion_server.attention.choose import choose
+from pion_server.attention.groups import products
 from pion_server.errors import PionError
 
 T = TypeVar("T")
@@ -27,24 +28,59 @@ INLINE_SECONDS = 2e-3
 # About what a core does; an estimate only decides where work is done.
 FLOPS = 40e9
 BYTES = 15e9
+CALL_SECONDS = 30e-6  # of a product, however small
+# What softmax takes of a score, and copies take of a value of the queries: as flops, as bytes.
+SCORE_FLOPS = 256
+QUERY_BYTES = 96
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """About what some work takes: operations, and bytes that go through memory."""
+    """About what some work takes: operations, bytes that go through memory, and steps in Python."""
 
     flops: float = 0
     nbytes: float = 0
+    calls: int = 0
 
     @classmethod
-    def of_attention(cls, kept: tuple[int, int, int], queries: tuple[int, ...]) -> Cost:
+    def of_attention(
+        cls, kept: tuple[int, int, int], queries: tuple[int, int, int], head_map: Heads
+    ) -> Cost:
         """Queries (H_q, M, D) over (H, N, D): two products, over K and over V."""
         heads, rows, dim = kept
-        return cls(4 * rows * prod(queries), 8 * heads * rows * dim)
+        scores = rows * queries[0] * queries[1]
+        return cls(
+            scores * (4 * dim + SCORE_FLOPS),
+            8 * heads * rows * dim + QUERY_BYTES * prod(queries),
+            products(head_map, heads),
+        )
+
+    @classmethod
+    def of_transient(
+        cls, kept: tuple[int, int, int], queries: tuple[int, int, int], head_map: Heads
+    ) -> Cost:
+        """The same where K and V came with the command: they may have to be copied first."""
+        return cls.of_attention(kept, queries, head_map) + cls(nbytes=64 * prod(kept))
+
+    @classmethod
+    def of_rows(cls, rows: int, queries: tuple[int, int, int]) -> Cost:
+        """Queries (H_q, M, D), each over so many rows of its own: they are sought and gathered, and
+        have a product for themselves."""
+        heads, count, dim = queries
+        each = heads * count
+        scores = rows * each
+        return cls(
+            scores * (4 * dim + SCORE_FLOPS),
+            24 * scores * dim + QUERY_BYTES * prod(queries),
+            each,
+        )
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(self.flops + other.flops, self.nbytes + other.nbytes, self.calls + other.calls)
 
     @property
     def seconds(self) -> float:
-        return self.flops / FLOPS + self.nbytes / BYTES
+        return self.flops / FLOPS + self.nbytes / BYTES + self.calls * CALL_SECONDS
 
 
 class Engine:

@@ -128,14 +128,21 @@ class Question:
 
     def over(self, kept: Resident, groups: Heads) -> Partial:
         """The answer, of K/V heads of the same `dim`."""
-        if 0 < self.top_k < kept.shape[1]:
+        if self._chooses(kept.shape):
             return over_blocks(kept, self.queries, groups, 1, self.top_k, self.window)
         return dense(kept, self.queries, groups, self.window)
 
+    def cost(self, kept: tuple[int, int, int]) -> Cost:
+        """What the rows of the highest scores take beyond attention over K and V (H, N, D)."""
+        return Cost.of_rows(self.top_k, self.queries.shape) if self._chooses(kept) else Cost()
+
+    def _chooses(self, kept: tuple[int, int, int]) -> bool:
+        return 0 < self.top_k < kept[1]
+
     def put(self, ctx: Context, kept: Resident, groups: Heads) -> Reply | Job:
         """The reply: over() computed where there is time for it."""
-        cost = Cost.of_attention(kept.shape, self.queries.shape)
-        if self.window is None and not 0 < self.top_k < kept.shape[1]:
+        cost = Cost.of_attention(kept.shape, self.queries.shape, groups) + self.cost(kept.shape)
+        if self.window is None and not self._chooses(kept.shape):
             return attend_all(ctx, kept, self.queries, groups, lambda _, found: answer(found), cost)
         return attend(ctx, lambda _: answer(self.over(kept, groups)), cost)
 
@@ -178,7 +185,8 @@ def query_fused(ctx: Context, raw: list[Payload]) -> Reply | Job:
     def windowed(backend: AttentionBackend) -> Reply:
         return output(fused(kept, backend.transient(keys, values), asked, groups, within))
 
-    cost = Cost.of_attention((kv_heads, kept.shape[1] + length, dim), asked.shape)
+    cost = Cost.of_attention(kept.shape, asked.shape, groups)
+    cost += Cost.of_transient(keys.shape, asked.shape, groups)
     if within is None:
         return attend_all(ctx, kept, asked, groups, merged, cost)
     return attend(ctx, windowed, cost)
@@ -205,5 +213,5 @@ def querybatch(ctx: Context, raw: list[Payload]) -> Reply | Job:
     return attend(
         ctx,
         lambda backend: answer(asked.over(backend.transient(keys, values), groups)),
-        Cost.of_attention(shape, asked.queries.shape),
+        Cost.of_transient(shape, asked.queries.shape, groups) + asked.cost(shape),
     )

@@ -193,7 +193,8 @@ def query(ctx: Context, raw: list[Payload]) -> Reply | Job:
     if not size or size % asked.dim:
         raise PionError(f"rows of layer {layer} are not made of heads of {asked.dim} values")
     groups = even_groups(asked.heads, size // asked.dim)
-    rows = LayerRows.of(prefix, layer, max(1, prefix.keys.layer(layer).rows))
+    count = max(1, prefix.keys.layer(layer).rows)
+    rows, shape = LayerRows.of(prefix, layer, count), (size // asked.dim, count, asked.dim)
 
     def work(backend: AttentionBackend) -> tuple[Item, Reply]:
         kept = backend.resident(*rows.heads(size // asked.dim, asked.dim))
@@ -205,7 +206,8 @@ def query(ctx: Context, raw: list[Payload]) -> Reply | Job:
             table.put(item)
         return reply
 
-    return compute(ctx, work, finish, Cost(nbytes=16 * rows.nbytes))
+    cost = Cost.of_attention(shape, asked.queries.shape, groups) + asked.cost(shape)
+    return compute(ctx, work, finish, rows.cost + cost)
 
 
 def _index(ctx: Context, ns: bytes) -> Prefix:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pion_server.attention.base import Floats
+from pion_server.attention.engine import Cost
 from pion_server.store.layer import Extent
 from pion_server.store.prefixes import Prefix
 from pion_server.store.store import Store
@@ -31,9 +32,11 @@ class LayerRows:
         return cls(prefix, layer, keys, values, _runs_of(prefix, layer))
 
     @property
-    def nbytes(self) -> int:
-        """As they are stored."""
-        return self.keys.nbytes + self.values.nbytes
+    def cost(self) -> Cost:
+        """Of heads(), and of keeping what it makes."""
+        views = self.keys, self.values
+        count = sum(view.nbytes // view.format.row_bytes * view.format.dim for view in views)
+        return Cost(nbytes=64 * count)
 
     def heads(self, count: int, dim: int) -> tuple[Floats, Floats]:
         """K and V as fp32 (count, N, dim)."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pion_server.attention.base import AttentionBackend
+from pion_server.attention.base import AttentionBackend, Floats, Heads
 from pion_server.attention.engine import Cost
 from pion_server.attention.sparse import over_blocks, over_blocks_fused, over_rows
 from pion_server.commands.attend_args import (
@@ -76,8 +76,14 @@ def query_sparse(ctx: Context, raw: list[Payload]) -> Reply | Job:
     return attend(
         ctx,
         work,
-        Cost.of_attention((count, most, dim), asked.shape),
+        Cost.of_rows(int(counts.max()), asked.shape),
     )
+
+
+def _cost(kept: tuple[int, int, int], asked: Floats, groups: Heads, chosen: int) -> Cost:
+    """Of a query of so many rows, or of all where there are fewer."""
+    rows = min(chosen, kept[1])
+    return Cost.of_attention(kept, asked.shape, groups) + Cost.of_rows(rows, asked.shape)
 
 
 def _check_named(table: Indices, counts: Indices, rows: int) -> None:
@@ -118,7 +124,7 @@ def query_sparse_auto(ctx: Context, raw: list[Payload]) -> Reply | Job:
     return attend(
         ctx,
         lambda backend: output(over_blocks(kept, asked, groups, block, best, within)),
-        Cost.of_attention(kept.shape, asked.shape),
+        _cost(kept.shape, asked, groups, block * best),
     )
 
 
@@ -153,5 +159,6 @@ def query_sparse_auto_fused(ctx: Context, raw: list[Payload]) -> Reply | Job:
                 kept, backend.transient(keys, values), asked, groups, block, best, within
             )
         ),
-        Cost.of_attention((kv_heads, kept.shape[1] + length, dim), asked.shape),
+        _cost(kept.shape, asked, groups, block * best)
+        + Cost.of_transient(keys.shape, asked.shape, groups),
     )

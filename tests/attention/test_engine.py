@@ -217,7 +217,8 @@ def test_a_closed_engine_drops_what_waits() -> None:
     ],
 )
 def test_what_counts_as_small(kept: Any, queries: Any, inline: bool) -> None:
-    assert (Cost.of_attention(kept, queries).seconds <= INLINE_SECONDS) is inline
+    groups = np.repeat(np.arange(kept[0], dtype=np.uint8), queries[0] // kept[0])
+    assert (Cost.of_attention(kept, queries, groups).seconds <= INLINE_SECONDS) is inline
 
 
 def at_once(session: Session, *words: Any) -> Any:
