@@ -1,4 +1,4 @@
-"""Real servers for the tests: pion-server, and the redis-server it is compared with.
+"""Real servers for the tests: pion-server, and the redis-server it is compared with; certificates.
 
 A pion-server that logged an error has a defect, whatever the test saw: it fails the test that
 stops it.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import shutil
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import trustme
 
 START_SECONDS = 20.0
 PASSWORD = "s3cret-w0rd"
@@ -170,6 +172,51 @@ def start_pion(tmp_path: Path) -> Iterator[Launcher]:
     yield start
     for server in servers:
         finish_pion(server)
+
+
+@dataclass(frozen=True)
+class Certificates:
+    """PEM files: a server's certificate for 127.0.0.1 and localhost, a client's, their authority,
+    and one that signed neither."""
+
+    ca: Path
+    cert: Path
+    key: Path
+    client_cert: Path
+    client_key: Path
+    other_ca: Path
+
+    @property
+    def options(self) -> list[str]:
+        return ["--tls-cert", str(self.cert), "--tls-key", str(self.key)]
+
+    def trusting(self, ca: Path | None = None) -> ssl.SSLContext:
+        return ssl.create_default_context(cafile=ca or self.ca)
+
+    def serving(self) -> ssl.SSLContext:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(self.cert, self.key)
+        return context
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    folder = tmp_path_factory.mktemp("certificates")
+    made = Certificates(
+        *(folder / f"{name}.pem" for name in ("ca", "cert", "key", "client", "client-key", "other"))
+    )
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(made.ca)
+    trustme.CA().cert_pem.write_to_path(made.other_ca)
+    server, client = authority.issue_cert("127.0.0.1", "localhost"), authority.issue_cert("me@here")
+    for leaf, cert, key in (
+        (server, made.cert, made.key),
+        (client, made.client_cert, made.client_key),
+    ):
+        leaf.private_key_pem.write_to_path(key)
+        for blob in leaf.cert_chain_pems:
+            blob.write_to_path(cert, append=True)
+    return made
 
 
 def require_redis() -> None:

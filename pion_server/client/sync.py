@@ -233,6 +233,7 @@ class Link:
 
     def _wait(self, sending: bool, deadline: Deadline) -> bool:
         """Wait until there is something to do; whether there may be something to read."""
+        left = deadline.left()  # first of all: there may always be something to read
         if undelivered(self._socket):
             return True
         self._poll.modify(self._socket, select.POLLIN | (select.POLLOUT if sending else 0))
@@ -241,7 +242,7 @@ class Link:
             if self._poll.poll(0):
                 return True
         # An hour is short enough for the C int that poll takes; the caller comes again.
-        events = self._poll.poll(min(deadline.left(), 3600) * 1000)
+        events = self._poll.poll(min(left, 3600) * 1000)
         self._quick = time.perf_counter() - start < AWAKE_SECONDS
         return any(event & ~select.POLLOUT for _, event in events)
 

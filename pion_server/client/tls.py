@@ -15,6 +15,9 @@ from pion_server.errors import PionError
 
 # The largest TLS record; more in one call would only be cut by OpenSSL.
 RECORD = 16 * 1024
+# What one recv_into() takes at most: a server that sends as fast as we read would not let it end,
+# and it is between two of them that the caller looks at its deadline.
+RECEIVE_MAX = 1 << 20
 _NOT_NOW = (ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
@@ -49,7 +52,8 @@ def undelivered(sock: Any) -> bool:
 
 class TlsSocket(ssl.SSLSocket):
     """An SSLSocket that is used like a plain non-blocking socket: sendmsg() takes as much and
-    recv_into() gives as much as there is room or data for, or else they raise BlockingIOError."""
+    recv_into() gives as much as there is room or data for, up to RECEIVE_MAX, or else they raise
+    BlockingIOError."""
 
     def sendmsg(self, buffers: Iterable[memoryview], *_: Any) -> int:  # type: ignore[override]
         sent = 0
@@ -66,7 +70,7 @@ class TlsSocket(ssl.SSLSocket):
         return sent
 
     def recv_into(self, buffer: Any, nbytes: int | None = None, flags: int = 0) -> int:
-        view, received = memoryview(buffer), 0
+        view, received = memoryview(buffer)[:RECEIVE_MAX], 0
         while received < len(view):
             try:
                 more = super().recv_into(view[received:], nbytes, flags)

@@ -1,4 +1,4 @@
-"""The whole life of a tenant in commands, connections that keep replies as bytes, certificates."""
+"""The whole life of a tenant in commands, and connections that keep replies as bytes."""
 
 from __future__ import annotations
 
@@ -7,13 +7,10 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Coroutine, Iterator
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
-import trustme
 import uvloop
 
 from pion_server.config import Config
@@ -226,46 +223,6 @@ def two_tenants(start_pion: Any) -> Callable[..., Any]:
         return start_pion("--tenant", each[0], "--tenant", each[1], *args)
 
     return start
-
-
-@dataclass(frozen=True)
-class Certificates:
-    """PEM files: a server's certificate for 127.0.0.1 and localhost, a client's, their authority,
-    and one that signed neither."""
-
-    ca: Path
-    cert: Path
-    key: Path
-    client_cert: Path
-    client_key: Path
-    other_ca: Path
-
-    @property
-    def options(self) -> list[str]:
-        return ["--tls-cert", str(self.cert), "--tls-key", str(self.key)]
-
-    def trusting(self, ca: Path | None = None) -> ssl.SSLContext:
-        return ssl.create_default_context(cafile=ca or self.ca)
-
-
-@pytest.fixture(scope="session")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    folder = tmp_path_factory.mktemp("certificates")
-    made = Certificates(
-        *(folder / f"{name}.pem" for name in ("ca", "cert", "key", "client", "client-key", "other"))
-    )
-    authority = trustme.CA()
-    authority.cert_pem.write_to_path(made.ca)
-    trustme.CA().cert_pem.write_to_path(made.other_ca)
-    server, client = authority.issue_cert("127.0.0.1", "localhost"), authority.issue_cert("me@here")
-    for leaf, cert, key in (
-        (server, made.cert, made.key),
-        (client, made.client_cert, made.client_key),
-    ):
-        leaf.private_key_pem.write_to_path(key)
-        for blob in leaf.cert_chain_pems:
-            blob.write_to_path(cert, append=True)
-    return made
 
 
 class Inside:

@@ -9,6 +9,7 @@ import os
 import socket
 import ssl
 import tempfile
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from cryptography.hazmat.primitives import serialization
 from pion_server.__main__ import main
 from pion_server.client import AsyncClient, Client, ConnectionFailed, DeadlineExceeded, PionError
 from pion_server.client.conversation import DOOR
+from pion_server.client.tls import RECEIVE_MAX, client_context
 
 LARGE = os.urandom(1 << 20) * 100
 LOOPS = {"asyncio": asyncio.SelectorEventLoop, "uvloop": uvloop.new_event_loop}
@@ -56,6 +58,23 @@ def test_large_payloads_come_back_as_they_were(call: Any, tls_port: int, certifi
     _, got, _, small = call(url, ("set", "k", LARGE), ("get", "k"), ("set", "s", b""), ("get", "s"))
     assert bytes(got) == LARGE
     assert small == b""
+
+
+def test_a_receiving_call_comes_back_however_much_there_is(
+    tls_port: int, certificates: Any
+) -> None:
+    with Client(f"pions://127.0.0.1:{tls_port}?ca={certificates.ca}") as client:
+        client.set("k", LARGE)
+    head = b"$%d\r\n" % len(LARGE)
+    reply, taken = bytearray(len(head) + len(LARGE) + 2), [0]
+    with socket.create_connection(("127.0.0.1", tls_port), 20) as raw:
+        context = client_context(str(certificates.ca), None, None)
+        with context.wrap_socket(raw, server_hostname="localhost") as sock:
+            sock.sendall(b"*2\r\n$3\r\nGET\r\n$1\r\nk\r\n")
+            while taken[-1] < len(reply):
+                taken.append(taken[-1] + sock.recv_into(memoryview(reply)[taken[-1] :]))
+    assert reply == head + LARGE + b"\r\n"
+    assert max(after - before for before, after in pairwise(taken)) <= RECEIVE_MAX
 
 
 def test_the_binary_lane_speaks_it_and_a_unix_socket_does_not(

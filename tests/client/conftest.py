@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -140,8 +141,9 @@ Script = Callable[[Peer], None]
 class Fake:
     """Runs the i-th script on the i-th connection, and closes what is left open at its end."""
 
-    def __init__(self, scripts: Sequence[Script]) -> None:
+    def __init__(self, scripts: Sequence[Script], tls: ssl.SSLContext | None) -> None:
         self._scripts = scripts
+        self._tls = tls
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"pion://127.0.0.1:{self._listener.getsockname()[1]}"
         self._threads = [threading.Thread(target=self._accept, daemon=True)]
@@ -165,7 +167,11 @@ class Fake:
         sock.settimeout(PATIENCE)
         with sock:
             try:
-                script(Peer(sock))
+                if self._tls is None:
+                    script(Peer(sock))
+                else:
+                    with self._tls.wrap_socket(sock, server_side=True) as encrypted:
+                        script(Peer(encrypted))
             except BaseException as failure:
                 self.failures.append(failure)
 
@@ -181,11 +187,11 @@ class Fake:
 
 @pytest.fixture
 def fake() -> Iterator[Callable[..., Fake]]:
-    """Makes servers: fake(script, script, ...)."""
+    """Makes servers: fake(script, script, ...), fake(script, tls=context)."""
     fakes: list[Fake] = []
 
-    def make(*scripts: Script) -> Fake:
-        fakes.append(Fake(scripts))
+    def make(*scripts: Script, tls: ssl.SSLContext | None = None) -> Fake:
+        fakes.append(Fake(scripts, tls))
         return fakes[-1]
 
     yield make

@@ -105,6 +105,44 @@ def test_a_slow_drip_is_fine_until_the_deadline(connect: Any, fake: Any) -> None
         client.execute(calls.get("k"), timeout=0.2)
 
 
+# How a reply begins, and what then comes PIECES times: quicker to send than to read.
+FLOODS = {
+    "small items": (b"*1000\r\n", b"*10000\r\n" + b":1\r\n" * 10_000),
+    "one large item": (b"$4000000000\r\n", bytes(MB)),
+}
+PIECES = 1000
+
+
+@pytest.mark.parametrize("lane", ["plain", "tls"])
+@pytest.mark.parametrize("flood", FLOODS.values(), ids=FLOODS)
+def test_a_flood_is_fine_until_the_deadline(
+    connect: Any, fake: Any, certificates: Any, lane: str, flood: tuple[bytes, bytes]
+) -> None:
+    """There is always something to read, and the call ends all the same."""
+
+    def floods(peer: Any) -> None:
+        peer.greet()
+        for _ in range(2):
+            peer.request()
+            peer.send(b"+PONG\r\n")
+        peer.request()
+        with contextlib.suppress(OSError):
+            peer.send(header)
+            for number in range(PIECES):
+                peer.send(piece)
+                sent.append(number)
+
+    header, piece = flood
+    sent: list[int] = []
+    server = fake(floods, tls=certificates.serving() if lane == "tls" else None)
+    url = server.url.replace("pion:", "pions:") + f"?ca={certificates.ca}"
+    client = connect(url if lane == "tls" else server.url)
+    assert [client.ping(), client.ping()] == ["PONG", "PONG"]  # it now expects quick answers
+    with pytest.raises(DeadlineExceeded):
+        client.execute(calls.get("k"), timeout=0.2)
+    assert len(sent) < PIECES
+
+
 def closes_after(*sent: bytes, reset: bool = False) -> Any:
     """Answers one request, then breaks in the reply to the next."""
 
