@@ -17,7 +17,7 @@ from pion_server.commands.dispatcher import Dispatcher, guarded
 from pion_server.commands.registry import Access, Job
 from pion_server.errors import PionError, ProtocolError
 from pion_server.net.lobby import Lobby
-from pion_server.net.outbox import PIECE, Outbox, Slot
+from pion_server.net.outbox import GONE, PIECE, Outbox, Slot
 from pion_server.tenants import Client, Tenant, dismiss
 from pion_server.wire.lanes import Lane
 from pion_server.wire.limits import BEFORE_AUTH, Limits
@@ -84,6 +84,8 @@ class Connection(asyncio.BufferedProtocol):
         self._lobby.leave(self)
         dismiss(self._client)
         self._connections.discard(self)
+        # uvloop's TLS keeps our methods: with its transport kept here, neither would ever be freed.
+        self._transport = self._outbox.transport = GONE
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self.decoder.get_buffer()

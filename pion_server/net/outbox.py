@@ -23,6 +23,21 @@ PIECE = 1 << 22
 TURN = 1 << 20
 
 
+class Gone(asyncio.Transport):
+    """In the place of a transport once the connection is lost; what comes late is let drop."""
+
+    def is_closing(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        """Nothing is left to close."""
+
+    abort = close
+
+
+GONE = Gone()
+
+
 class Slot:
     """The place of one reply; `pieces` is None until it is known."""
 
@@ -48,7 +63,7 @@ class Outbox:
     def __init__(
         self, transport: asyncio.Transport, encode: Callable[[Reply, int], Iterator[Payload]]
     ) -> None:
-        self._transport = transport
+        self.transport = transport
         self._encode = encode
         self._slots: deque[Slot] = deque()
         self._unsent: memoryview | None = None  # rest of a piece larger than PIECE
@@ -105,5 +120,5 @@ class Outbox:
     def _write(self, pieces: list[Payload]) -> None:
         # The last one may be large: it goes by itself, uncopied. The rest is small by construction.
         if len(pieces) > 1:
-            self._transport.write(b"".join(pieces[:-1]))
-        self._transport.write(pieces[-1])
+            self.transport.write(b"".join(pieces[:-1]))
+        self.transport.write(pieces[-1])

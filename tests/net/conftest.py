@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
@@ -26,9 +27,11 @@ class Wire:
 
     request = staticmethod(request)
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, tls: ssl.SSLContext | None = None) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), SECONDS)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if tls is not None:
+            self.socket = tls.wrap_socket(self.socket, server_hostname="127.0.0.1")
 
     def send(self, *words: Word) -> None:
         self.socket.sendall(request(*words))
@@ -87,16 +90,16 @@ class Wire:
         self.socket.close()
 
 
-Dial = Callable[[int], Wire]
+Dial = Callable[..., Wire]
 
 
 @pytest.fixture
 def dial() -> Iterator[Dial]:
-    """Opens connections: dial(port)."""
+    """Opens connections: dial(port), dial(port, context) over TLS."""
     wires: list[Wire] = []
 
-    def dial(port: int) -> Wire:
-        wires.append(Wire(port))
+    def dial(port: int, tls: ssl.SSLContext | None = None) -> Wire:
+        wires.append(Wire(port, tls))
         return wires[-1]
 
     yield dial

@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,9 @@ from pion_server.config import Config
 from pion_server.net.server import log_to_stderr, serve
 
 gc.disable()
-config = Config(port=0, data_dir=Path(sys.argv[1]), max_memory=4_000_000)
+folder, *tls = map(Path, sys.argv[1:])
+files = dict(zip(("tls_cert", "tls_key"), tls))
+config = Config(port=0, data_dir=folder, max_memory=4_000_000, **files)
 log_to_stderr(config)
 
 def answer():
@@ -44,15 +47,23 @@ uvloop.run(serve(config))
 
 
 class Told:
-    def __init__(self, folder: Path) -> None:
+    """That server, over TLS where there are certificates."""
+
+    def __init__(self, folder: Path, dial: Any, certificates: Any = None) -> None:
         command = [sys.executable, "-c", TOLD, str(folder / "data")]
+        if certificates is not None:
+            command += [str(certificates.cert), str(certificates.key)]
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
         assert self.process.stderr is not None
         for line in self.process.stderr:
             if found := re.search(r"listening on \S+:(\d+)", line):
                 break
-        self.port = int(found[1])  # type: ignore[index]
+        port = int(found[1])  # type: ignore[index]
+        self.url = f"pion://127.0.0.1:{port}"
+        if certificates is not None:
+            self.url = f"pions://127.0.0.1:{port}?ca={certificates.ca}"
+        self.dial = partial(dial, port, certificates and certificates.trusting())
 
     def collect(self) -> list[int]:
         """[objects that only this collection freed, objects that it visited]"""
@@ -64,9 +75,11 @@ class Told:
         return told
 
 
-@pytest.fixture
-def told(tmp_path: Path) -> Iterator[Told]:
-    server = Told(tmp_path)
+@pytest.fixture(params=["plain", "tls"])
+def told(
+    request: pytest.FixtureRequest, tmp_path: Path, dial: Any, certificates: Any
+) -> Iterator[Told]:
+    server = Told(tmp_path, dial, certificates if request.param == "tls" else None)
     yield server
     server.process.terminate()
     assert server.process.wait(20) == 0
@@ -74,10 +87,10 @@ def told(tmp_path: Path) -> Iterator[Told]:
         pipe.close()  # type: ignore[union-attr]
 
 
-def everything(dial: Any, port: int) -> None:
+def everything(told: Told) -> None:
     """Clients that store, read, evict, are refused, break the protocol and leave in every way."""
     keys = np.ones((2, 3, 4), np.float32)
-    with Client(f"pion://127.0.0.1:{port}") as client:
+    with Client(told.url) as client:
         for i in range(60):
             name = f"prefix-{i}"
             client.prefix_register(name, 8, "fp16", layers=2, tokens=4)
@@ -102,25 +115,25 @@ def everything(dial: Any, port: int) -> None:
             b"*2\r\n$3\r\nGET\r\n$9\r\nhalf",
             b"",
         ):
-            wire = dial(port)
+            wire = told.dial()
             wire.write(last)
             getattr(wire, how)()
             if how == "half_close":
                 wire.rest()
 
 
-def test_nothing_is_left_for_the_collector(told: Told, dial: Any, eventually: Any) -> None:
-    everything(dial, told.port)
+def test_nothing_is_left_for_the_collector(told: Told, eventually: Any) -> None:
+    everything(told)
     told.collect()  # what is left of the start, and of what is loaded when it is first used
-    everything(dial, told.port)
-    other = dial(told.port)
+    everything(told)
+    other = told.dial()
     eventually(lambda: clients(other) == 1)
     freed, _ = told.collect()
     assert freed == 0
 
 
-def test_a_full_collection_visits_nothing_that_is_held(told: Told, dial: Any) -> None:
-    everything(dial, told.port)
+def test_a_full_collection_visits_nothing_that_is_held(told: Told) -> None:
+    everything(told)
     _, before = told.collect()
     _, after = told.collect()
     assert before > 1_000
