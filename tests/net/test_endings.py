@@ -12,6 +12,9 @@ import numpy as np
 import psutil
 import pytest
 
+from pion_server.client import calls
+from pion_server.wire.encode import encode_request
+
 MB = 1 << 20
 LARGE = b"x" * (8 * MB)
 PROTOCOL_ERROR = b"-ERR Protocol error: "
@@ -134,3 +137,21 @@ def test_waiting_for_a_reader_takes_no_cpu(
     assert after.user + after.system - before.user - before.system < 0.2
     assert other.ask("PING") == b"+PONG\r\n"
     wire.reset()
+
+
+@pytest.mark.parametrize("lane", ["plain", "tls"])
+def test_what_a_client_that_is_gone_asked_for_ends_quietly(
+    start_pion: Any, certificates: Any, dial: Any, lane: str
+) -> None:
+    """An answer that is late finds nobody, and that is no error (see finish_pion)."""
+    encrypted = lane == "tls"
+    server = start_pion(*(certificates.options if encrypted else []))
+    tls = certificates.trusting() if encrypted else None
+    rows = np.ones((8, 4096, 64), np.float32)
+    asked = b"".join(encode_request(calls.attend_querybatch(rows[:, :1], rows, rows).args))
+    other = dial(server.port, tls)
+    for end in ("close", "reset", "half_close") * 3:
+        wire = dial(server.port, tls)
+        wire.write(asked)
+        getattr(wire, end)()
+        assert other.ask("PING") == b"+PONG\r\n"
