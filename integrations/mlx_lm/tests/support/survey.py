@@ -43,7 +43,7 @@ PROMPT = [(7 * number + number // 50) % 100 for number in range(400)]
 SHORTER = 390  # a prompt that shares so many tokens, and ends at no boundary
 SUFFIX = [5, 6, 7]
 STEPS = 16
-prefilling.PREFILL_STEP_SIZE = 300
+STEP_SIZE = 300  # of the prefill: it takes more than one
 
 
 def go_on(model: Any, caches: list[Any]) -> str:
@@ -178,6 +178,7 @@ def main() -> int:
         print("\n".join(f"{name}: {pair}" for name, pair in wrong.items()), file=sys.stderr)
         return bool(wrong)
     port, *families = rest
+    prefilling.PREFILL_STEP_SIZE = STEP_SIZE  # of this process only
     for family in families:
         print(json.dumps((family, ROLES[role](family, int(port)))), flush=True)
     return 0
