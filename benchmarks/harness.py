@@ -183,12 +183,13 @@ def bars(
         places = [group + (index - (len(series) - 1) / 2) * width for group in range(len(groups))]
         drawn = axes.bar(places, values, width, label=label)
         axes.bar_label(drawn, fmt=_label, fontsize=8, padding=2)
-    axes.set_xticks(range(len(groups)), groups)
+    axes.set_xticks(range(len(groups)), [group.replace("_", "\n") for group in groups])
     axes.set_yscale(scale)
     axes.set_ylabel(unit)
     axes.set_title(f"{title}\n{machine()['cpu']}, {os.cpu_count()} cores, {commit()}", fontsize=10)
     axes.margins(y=0.15)
-    axes.legend(fontsize=8)
+    if len(series) > 1:  # beside the bars, which it would hide
+        axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     figure.tight_layout()
