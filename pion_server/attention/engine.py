@@ -13,7 +13,7 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from math import prod
 from threading import Lock
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from pion_server.attention.base import AttentionBackend, Floats, Heads, Resident
 from pion_server.attention.batch import Batch, Then
@@ -22,6 +22,7 @@ from pion_server.attention.groups import products
 from pion_server.errors import PionError
 
 T = TypeVar("T")
+Shape: TypeAlias = tuple[int, ...]  # of an array of three axes, as every numpy knows it
 
 # Of one turn of the loop.
 INLINE_SECONDS = 2e-3
@@ -43,9 +44,7 @@ class Cost:
     calls: int = 0
 
     @classmethod
-    def of_attention(
-        cls, kept: tuple[int, int, int], queries: tuple[int, int, int], head_map: Heads
-    ) -> Cost:
+    def of_attention(cls, kept: Shape, queries: Shape, head_map: Heads) -> Cost:
         """Queries (H_q, M, D) over (H, N, D): two products, over K and over V."""
         heads, rows, dim = kept
         scores = rows * queries[0] * queries[1]
@@ -56,14 +55,12 @@ class Cost:
         )
 
     @classmethod
-    def of_transient(
-        cls, kept: tuple[int, int, int], queries: tuple[int, int, int], head_map: Heads
-    ) -> Cost:
+    def of_transient(cls, kept: Shape, queries: Shape, head_map: Heads) -> Cost:
         """The same where K and V came with the command: they may have to be copied first."""
         return cls.of_attention(kept, queries, head_map) + cls(nbytes=64 * prod(kept))
 
     @classmethod
-    def of_rows(cls, rows: int, queries: tuple[int, int, int]) -> Cost:
+    def of_rows(cls, rows: int, queries: Shape) -> Cost:
         """Queries (H_q, M, D), each over so many rows of its own: they are sought and gathered, and
         have a product for themselves."""
         heads, count, dim = queries
