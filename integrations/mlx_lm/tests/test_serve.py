@@ -24,6 +24,7 @@ import pytest
 from openai import OpenAI
 from pion_vllm_mlx import PrefixStore
 from pion_vllm_mlx.processes import child, free_port, pion_server
+from pion_vllm_mlx.serve.prompt_cache import LEAST_GAIN
 from tiny_folder import write_folder
 
 START_S = 120.0
@@ -145,7 +146,8 @@ def test_a_conversation_never_prefills_more_than_what_is_new(
     servers: tuple[Server, Server], stored: Callable[[Messages], None]
 ) -> None:
     """Its ten turns go to the two servers in turn, as behind a load balancer. New is what comes
-    after the last prompt: an answer, which the other server gave, and a question."""
+    after the last prompt: an answer, which the other server gave, and a question. A server that has
+    nearly as much itself does not ask for LEAST_GAIN tokens."""
     turns = ["Tell me about the hotel."]
     before = 0
     for number in range(10):
@@ -153,7 +155,7 @@ def test_a_conversation_never_prefills_more_than_what_is_new(
         reply = servers[number % 2].ask(messages, tokens=12)
         new = reply.usage.prompt_tokens - before
         if number:
-            assert reply.usage.prompt_tokens - cached(reply) <= new + 1
+            assert reply.usage.prompt_tokens - cached(reply) <= new + LEAST_GAIN
         before = reply.usage.prompt_tokens
         stored(messages)
         turns += [text(reply), f"And what else, number {number}?"]
