@@ -10,7 +10,7 @@ arXiv:1805.02867).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -26,6 +26,22 @@ Spans: TypeAlias = npt.NDArray[np.int64]  # (M, 2): query m sees rows [spans[m, 
 HIDDEN = -1e30
 # Block means are kept for blocks of at least so many rows: an eighth of K at most.
 KEPT_BLOCK = 8
+
+
+class BlockMeans:
+    """The block means of one K that were asked for last, where they are worth keeping."""
+
+    def __init__(self) -> None:
+        self._kept: tuple[int, Floats] | None = None
+
+    def of(self, block: int, make: Callable[[], Floats]) -> Floats:
+        kept = self._kept  # read once, since another thread may replace it
+        if kept is not None and kept[0] == block:
+            return kept[1]
+        means = make()
+        if block >= KEPT_BLOCK:
+            self._kept = block, means
+        return means
 
 
 class Partial(NamedTuple):

@@ -17,7 +17,7 @@ os.environ.setdefault("MLX_ENABLE_TF32", "0")
 
 import mlx.core as mx
 
-from pion_server.attention.base import HIDDEN, KEPT_BLOCK, Floats, Heads, Partial, Rows, Spans
+from pion_server.attention.base import HIDDEN, BlockMeans, Floats, Heads, Partial, Rows, Spans
 from pion_server.attention.groups import in_groups
 
 TILE_VALUES = 1 << 25  # values of K widened at a time: 128 MB in fp32
@@ -31,7 +31,7 @@ class MlxResident:
 
     def __init__(self, keys: Floats, values: Floats, dtype: mx.Dtype) -> None:
         self._keys, self._values = _on_device(keys, dtype), _on_device(values, dtype)
-        self._means: tuple[int, Floats] = (0, np.empty((0, 0, 0), np.float32))
+        self._means = BlockMeans()
         mx.eval(self._keys, self._values)
 
     @property
@@ -68,12 +68,7 @@ class MlxResident:
         return _attend(self._keys[chosen], self._values[chosen], queries, spans)
 
     def block_means(self, block: int) -> Floats:
-        if self._means[0] == block:
-            return self._means[1]
-        means = np.stack([_block_means(head, block) for head in self._keys])
-        if block >= KEPT_BLOCK:
-            self._means = (block, means)
-        return means
+        return self._means.of(block, lambda: _block_means(self._keys, block))
 
 
 class MlxBackend:
@@ -103,8 +98,12 @@ def _on_device(rows: Floats, dtype: mx.Dtype) -> mx.array:
     return mx.clip(mx.array(rows), -most, most).astype(dtype)
 
 
-def _block_means(head: mx.array, block: int) -> Floats:
-    """Of one head (N, D): (ceil(N / block), D)."""
+def _block_means(keys: mx.array, block: int) -> Floats:
+    """(H, N, D) to (H, ceil(N / block), D)."""
+    return np.stack([_block_means_of_head(head, block) for head in keys])
+
+
+def _block_means_of_head(head: mx.array, block: int) -> Floats:
     rows, dim = head.shape
     whole = rows - rows % block
     wide = head.astype(mx.float32)

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from pion_server.attention.base import HIDDEN, KEPT_BLOCK, Floats, Heads, Partial, Rows, Spans
+from pion_server.attention.base import HIDDEN, BlockMeans, Floats, Heads, Partial, Rows, Spans
 from pion_server.attention.groups import in_groups
 from pion_server.attention.half import Halves, narrow, widen
 
@@ -29,7 +29,7 @@ class NumpyResident:
 
     def __init__(self, keys: Floats | Halves, values: Floats | Halves) -> None:
         self._keys, self._values = keys, values
-        self._means: tuple[int, Floats] = (0, np.empty((0, 0, 0), np.float32))
+        self._means = BlockMeans()
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -60,17 +60,7 @@ class NumpyResident:
     def block_means(self, block: int) -> Floats:
         if block == 1:
             return _wide(self._keys)
-        kept, means = self._means  # at once, since another thread may replace it
-        if kept == block:
-            return means
-        starts = np.arange(0, self.shape[1], block)
-        counts = np.diff(starts, append=self.shape[1]).astype(np.float32)[:, None]
-        means = np.empty((self.shape[0], starts.size, self.shape[2]), np.float32)
-        for head, keys in enumerate(self._keys):
-            np.divide(np.add.reduceat(_wide(keys), starts), counts, out=means[head])
-        if block >= KEPT_BLOCK:
-            self._means = (block, means)
-        return means
+        return self._means.of(block, lambda: _block_means(self._keys, block))
 
 
 class NumpyBackend:
@@ -95,6 +85,16 @@ def _aligned(rows: Floats) -> Floats:
     """Most often the same array. numpy would copy for every query what a frame left at an odd
     address."""
     return np.require(rows, np.float32, ("C_CONTIGUOUS", "ALIGNED"))
+
+
+def _block_means(keys: Floats | Halves, block: int) -> Floats:
+    heads, rows, dim = keys.shape
+    starts = np.arange(0, rows, block)
+    counts = np.diff(starts, append=rows).astype(np.float32)[:, None]
+    means = np.empty((heads, starts.size, dim), np.float32)
+    for head, of_head in enumerate(keys):
+        np.divide(np.add.reduceat(_wide(of_head), starts), counts, out=means[head])
+    return means
 
 
 def _wide(rows: Floats | Halves) -> Floats:

@@ -11,11 +11,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from concurrent.futures import Executor, Future
+from dataclasses import dataclass
 from typing import Any, cast
 
 from pion_server.commands.dispatcher import Dispatcher, guarded
 from pion_server.commands.registry import Access, Job
 from pion_server.errors import PionError, ProtocolError
+from pion_server.net.awake import Awake
 from pion_server.net.lobby import Lobby
 from pion_server.net.outbox import GONE, PIECE, Outbox, Slot
 from pion_server.tenants import Client, Tenant, dismiss
@@ -36,22 +38,23 @@ MAX_JOBS = 16
 STALL_SECONDS = 60.0
 
 
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What all connections of a server have in common."""
+
+    executor: Executor  # where conversions run
+    lobby: Lobby
+    awake: Awake
+    connections: set[Connection]
+
+
 class Connection(asyncio.BufferedProtocol):
     """The protocol object of one accepted socket."""
 
-    def __init__(
-        self,
-        dispatcher: Dispatcher,
-        executor: Executor,
-        lobby: Lobby,
-        connections: set[Connection],
-        lane: Lane,
-    ) -> None:
+    def __init__(self, dispatcher: Dispatcher, shared: Shared, lane: Lane) -> None:
         self._dispatcher = dispatcher
         self._server = dispatcher.server
-        self._executor = executor
-        self._lobby = lobby
-        self._connections = connections
+        self._shared = shared
         self._tenant: Tenant | None = None  # whose the client was after its last request
         self._busy = False  # a write of this client is being computed
         self._jobs = 0  # of this client, under way
@@ -74,16 +77,16 @@ class Connection(asyncio.BufferedProtocol):
         )
         transport.set_write_buffer_limits(high=PIECE)
         self._outbox = Outbox(transport, self._lane.encode_reply)
-        self._connections.add(self)
-        self._lobby.enter(self)
+        self._shared.connections.add(self)
+        self._shared.lobby.enter(self)
         self._enter()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._ended = True
         self._took_something()
-        self._lobby.leave(self)
+        self._shared.lobby.leave(self)
         dismiss(self._client)
-        self._connections.discard(self)
+        self._shared.connections.discard(self)
         # uvloop's TLS keeps our methods: with its transport kept here, neither would ever be freed.
         self._transport = self._outbox.transport = GONE
 
@@ -91,9 +94,11 @@ class Connection(asyncio.BufferedProtocol):
         return self.decoder.get_buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
+        soon = self._shared.awake.came()
         self.decoder.buffer_updated(nbytes)
         if not self.decoder.in_bulk:  # a large one comes in hundreds of reads
             self._pump()
+        self._shared.awake.done(soon)
 
     def eof_received(self) -> bool:
         """The client will send no more, but may still read: what it asked for is delivered. Not
@@ -145,10 +150,10 @@ class Connection(asyncio.BufferedProtocol):
         self._tenant = tenant
         if tenant is None:
             self.decoder.limits = BEFORE_AUTH
-            self._lobby.enter(self)
+            self._shared.lobby.enter(self)
         else:
             self.decoder.limits = Limits(max_bulk=self._server.config.max_bulk)
-            self._lobby.leave(self)
+            self._shared.lobby.leave(self)
 
     # -- requests in, replies out ------------------------------------------------------------
 
@@ -221,7 +226,7 @@ class Connection(asyncio.BufferedProtocol):
         if isinstance(job.work, Future | asyncio.Future):
             work = asyncio.wrap_future(job.work)
         else:
-            work = asyncio.get_running_loop().run_in_executor(self._executor, job.work)
+            work = asyncio.get_running_loop().run_in_executor(self._shared.executor, job.work)
         tenant = self._client.tenant
         work.add_done_callback(lambda done: self._finish(job, slot, tenant, done))
 

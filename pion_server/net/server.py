@@ -19,7 +19,8 @@ from pion_server.commands.dispatcher import Dispatcher
 from pion_server.commands.keys import sweep
 from pion_server.config import Config, is_loopback
 from pion_server.errors import PionError
-from pion_server.net.connection import Connection
+from pion_server.net.awake import Awake
+from pion_server.net.connection import Connection, Shared
 from pion_server.net.door import Door
 from pion_server.net.interpreter import spare_the_loop
 from pion_server.net.listening import Entrance, entrances
@@ -46,13 +47,12 @@ class PionServer:
 
     def __init__(self, config: Config, team: Team | None = None) -> None:
         self._tls = server_context(config)
-        self._lobby = Lobby()
         self.state = Server(config, Tenants(config, team), team, run_id=secrets.token_hex(20))
         self._doors: list[Door] = []
         self._watch = Watch(self.state)
         # Conversions release the GIL; more threads than this only fight over memory bandwidth.
-        self._executor = ThreadPoolExecutor(max_workers=2, thread_name_prefix="pion-convert")
-        self._connections: set[Connection] = set()
+        executor = ThreadPoolExecutor(max_workers=2, thread_name_prefix="pion-convert")
+        self._shared = Shared(executor, Lobby(), Awake(), set())
 
     async def start(self, entrance: Entrance) -> None:
         """Recover what was kept, and let clients in. Raises PionError, naming folder and cause,
@@ -87,9 +87,9 @@ class PionServer:
         dispatcher = Dispatcher(state)
 
         def make() -> Connection:
-            return Connection(dispatcher, self._executor, self._lobby, self._connections, lane)
+            return Connection(dispatcher, self._shared, lane)
 
-        self._doors.append(Door(listeners, self._lobby, tls, make))
+        self._doors.append(Door(listeners, self._shared.lobby, tls, make))
         self._doors[-1].open()
 
     async def stop(self) -> None:
@@ -98,15 +98,15 @@ class PionServer:
         self._watch.close()
         for door in self._doors:
             await door.close()
-        for connection in list(self._connections):
+        for connection in list(self._shared.connections):
             connection.close()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(STOP_SECONDS):
-                while self._connections:
+                while self._shared.connections:
                     await asyncio.sleep(0.01)
-        for connection in list(self._connections):
+        for connection in list(self._shared.connections):
             connection.abort()
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        self._shared.executor.shutdown(wait=False, cancel_futures=True)
         self.state.tenants.engine.close()
         self._close_journals()
         log.info("pion-server stopped")

@@ -8,8 +8,7 @@ from struct import unpack
 from pion_server.errors import ProtocolError
 from pion_server.wire.fast import BY_NAME, COMMANDS, LENGTH_BYTES, MAGIC, REQUEST, VERSION
 from pion_server.wire.limits import BY_REFERENCE, Limits
-from pion_server.wire.receive import NO_BULK, Receiver
-from pion_server.wire.values import Payload
+from pion_server.wire.receive import NO_BULK, RequestReceiver
 
 # A number that stands for nothing becomes its own name, of which the dispatcher will say so.
 _NAMES = {
@@ -17,53 +16,36 @@ _NAMES = {
 }
 
 
-class FastRequestDecoder(Receiver):
-    """`limits` may be replaced at any time; they hold from the next header on."""
+class FastRequestDecoder(RequestReceiver):
+    """One connection's requests, in order."""
 
-    __slots__ = ("_arguments", "_body", "_lengths", "_lengths_due", "_next", "limits")
+    __slots__ = ("_body", "_lengths", "_lengths_due", "_next")
     TRAILER = b""
 
     def __init__(self, limits: Limits) -> None:
-        super().__init__()
-        self.limits = limits
-        self._arguments: list[Payload] = []  # of the request being read
-        self._body = 0  # bytes behind its header
+        super().__init__(limits)
+        self._body = 0  # bytes behind the header of the request being read
         self._lengths_due = False  # nothing but its header is in
         self._lengths: Sequence[int] = ()  # of its arguments
         self._next = 0  # which of these comes next
 
-    def next_request(self) -> list[Payload] | None:
-        """The next request (at least its name), or None until more bytes are received.
-
-        Raises ProtocolError on malformed input, and again on every later call.
-        """
-        if self._broken is not None:
-            raise self._broken
-        try:
-            return self._request()
-        except ProtocolError as error:
-            self._break(error)
-            raise
-
-    def _request(self) -> list[Payload] | None:
+    def _read(self) -> bool:
         between = self._nbytes == NO_BULK and self._next == len(self._lengths)
         if between and not self._take_header():
-            return None
+            return False
         if self._lengths_due and not self._take_lengths():
-            return None
+            return False
         while True:
             if self._nbytes == NO_BULK:
                 self._take_small_arguments()
                 if self._next == len(self._lengths):
-                    break
+                    return True
                 self._expect_bulk(self._lengths[self._next])
                 self._next += 1
             argument = self._take_bulk()
             if argument is None:
-                return None
+                return False
             self._arguments.append(argument)
-        arguments, self._arguments = self._arguments, []
-        return arguments
 
     def _take_header(self) -> bool:
         header = self._take_struct(REQUEST)

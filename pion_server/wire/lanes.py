@@ -11,6 +11,7 @@ from pion_server.wire.fast_encode import encode_fast_reply, encode_fast_request
 from pion_server.wire.fast_replies import FastReplyDecoder
 from pion_server.wire.fast_requests import FastRequestDecoder
 from pion_server.wire.limits import Limits
+from pion_server.wire.receive import RequestReceiver
 from pion_server.wire.replies import ReplyDecoder
 from pion_server.wire.requests import RequestDecoder
 from pion_server.wire.values import Payload, Reply
@@ -20,7 +21,7 @@ from pion_server.wire.values import Payload, Reply
 class Lane:
     """`encode_reply` takes the RESP version that the client has chosen."""
 
-    requests: Callable[[Limits], RequestDecoder | FastRequestDecoder]
+    requests: Callable[[Limits], RequestReceiver]
     encode_reply: Callable[[Reply, int], Iterator[Payload]]
     encode_request: Callable[[Sequence[Argument]], list[Payload]]
     replies: Callable[[Limits], ReplyDecoder]

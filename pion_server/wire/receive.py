@@ -22,7 +22,7 @@ import numpy as np
 
 from pion_server.errors import ProtocolError
 from pion_server.wire.blocks import AVAILABLE, BLOCKS, MAPPED_FROM
-from pion_server.wire.limits import BY_REFERENCE, MAX_LINE, RESERVE
+from pion_server.wire.limits import BY_REFERENCE, MAX_LINE, RESERVE, Limits
 from pion_server.wire.values import Payload
 
 CRLF = b"\r\n"
@@ -217,3 +217,35 @@ class Receiver:
         self._nbytes = NO_BULK
         self._into = self._large = None
         return payload
+
+
+class RequestReceiver(Receiver):
+    """Base of the decoders of requests. `limits` may be replaced at any time; they hold from the
+    next header on."""
+
+    __slots__ = ("_arguments", "limits")
+
+    def __init__(self, limits: Limits) -> None:
+        super().__init__()
+        self.limits = limits
+        self._arguments: list[Payload] = []  # of the request being read
+
+    def next_request(self) -> list[Payload] | None:
+        """The next request (at least its name), or None until more bytes are received.
+
+        Raises ProtocolError on malformed input, and again on every later call.
+        """
+        if self._broken is not None:
+            raise self._broken
+        try:
+            if not self._read():
+                return None
+        except ProtocolError as error:
+            self._break(error)
+            raise
+        arguments, self._arguments = self._arguments, []
+        return arguments
+
+    def _read(self) -> bool:
+        """Read on, up to the end of a request; whether that was reached."""
+        raise NotImplementedError

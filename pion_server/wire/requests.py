@@ -13,7 +13,7 @@ from __future__ import annotations
 from pion_server.errors import ProtocolError
 from pion_server.wire import inline
 from pion_server.wire.limits import BY_REFERENCE, Limits
-from pion_server.wire.receive import CRLF, NO_BULK, Receiver, integer
+from pion_server.wire.receive import CRLF, NO_BULK, RequestReceiver, integer
 from pion_server.wire.values import Payload
 
 _ARRAY = ord("*")
@@ -26,33 +26,18 @@ _LONGEST_HEADER = len(b"$%d\r\n" % BY_REFERENCE)
 _TOO_LARGE = 1 << 62  # beyond any buffer, so it fails the check for being all there
 
 
-class RequestDecoder(Receiver):
-    """`limits` may be replaced at any time; they hold from the next header on."""
+class RequestDecoder(RequestReceiver):
+    """One connection's requests, in order."""
 
-    __slots__ = ("_arguments", "_missing", "limits")
+    __slots__ = ("_missing",)
 
     def __init__(self, limits: Limits) -> None:
-        super().__init__()
-        self.limits = limits
-        self._arguments: list[Payload] = []  # of the request being read
-        self._missing = 0  # arguments it still lacks
+        super().__init__(limits)
+        self._missing = 0  # arguments that the request being read still lacks
 
-    def next_request(self) -> list[Payload] | None:
-        """The next request (at least its name), or None until more bytes are received.
-
-        Raises ProtocolError on malformed input, and again on every later call.
-        """
-        if self._broken is not None:
-            raise self._broken
-        try:
-            return self._request()
-        except ProtocolError as error:
-            self._break(error)
-            raise
-
-    def _request(self) -> list[Payload] | None:
+    def _read(self) -> bool:
         if not self._missing and not self._begin():
-            return None
+            return False
         while self._missing:
             if self._nbytes == NO_BULK:
                 self._take_small_arguments()
@@ -60,11 +45,10 @@ class RequestDecoder(Receiver):
                     break
             argument = self._take_argument()
             if argument is None:
-                return None
+                return False
             self._arguments.append(argument)
             self._missing -= 1
-        arguments, self._arguments = self._arguments, []
-        return arguments
+        return True
 
     def _begin(self) -> bool:
         """Read up to the first argument of an array, or one inline command; empty ones are
