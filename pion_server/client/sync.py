@@ -46,8 +46,8 @@ T = TypeVar("T")
 
 # Going to sleep and being woken is the larger part of a short call's time. So where the last
 # answer came within this, the next is looked for as long before the thread sleeps; a server that
-# is busy answers later, and no core is taken from it.
-AWAKE_SECONDS = 150e-6
+# is busy answers later. Whoever wants the core has it, first of all a server that shares it.
+AWAKE_SECONDS = 300e-6
 
 
 class Client(Commands):
@@ -241,6 +241,7 @@ class Link:
         while self._quick and not sending and time.perf_counter() - start < AWAKE_SECONDS:
             if self._poll.poll(0):
                 return True
+            os.sched_yield()
         # An hour is short enough for the C int that poll takes; the caller comes again.
         events = self._poll.poll(min(left, 3600) * 1000)
         self._quick = time.perf_counter() - start < AWAKE_SECONDS

@@ -1,18 +1,20 @@
 """Going to sleep and being woken is the larger part of a short request's time. So where a request
 comes soon after the one before, the event loop looks for the next one as long before it sleeps.
 
-It sleeps at once where clients take longer than that, so a core is kept from others only while the
-server is busy with short requests anyway.
+It sleeps at once where clients take longer than that, and gives way to whoever wants its core:
+often the very client that it waits for.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 
-# From an answer to the next request of a client of this machine, and a bit; the client waits for
-# the answer in the same way (client/sync.py).
-AWAKE_SECONDS = 150e-6
+# From an answer to the next request of a client of this machine, where both had to be woken; the
+# client waits for the answer in the same way (client/sync.py). With half as much, two that once
+# went to sleep send each other to sleep again.
+AWAKE_SECONDS = 300e-6
 
 
 class Awake:
@@ -36,4 +38,5 @@ class Awake:
     def _turn(self) -> None:
         self._turning = time.perf_counter() < self._until
         if self._turning:
+            os.sched_yield()
             asyncio.get_running_loop().call_soon(self._turn)
