@@ -27,8 +27,8 @@ Shape: TypeAlias = tuple[int, ...]  # of an array of three axes, as every numpy 
 # Of one turn of the loop.
 INLINE_SECONDS = 2e-3
 # About what a core does; an estimate only decides where work is done.
-FLOPS = 40e9
-BYTES = 15e9
+FLOPS = 100e9
+BYTES = 25e9
 CALL_SECONDS = 30e-6  # of a product, however small
 # What softmax takes of a score, and copies take of a value of the queries: as flops, as bytes.
 SCORE_FLOPS = 256

@@ -45,9 +45,9 @@ from pion_server.wire.values import Reply
 T = TypeVar("T")
 
 # Going to sleep and being woken is the larger part of a short call's time. So where the last
-# answer came within this, the next is looked for as long before the thread sleeps; a server that
-# is busy answers later. Whoever wants the core has it, first of all a server that shares it.
-AWAKE_SECONDS = 300e-6
+# answer came within this, the next is looked for as long before the thread sleeps; small attention
+# takes half of it. Whoever wants the core has it: first of all a server that shares it.
+AWAKE_SECONDS = 600e-6
 
 
 class Client(Commands):

@@ -21,6 +21,7 @@ class Awake:
     """Keeps the running loop awake."""
 
     def __init__(self) -> None:
+        self.jobs = 0  # under way in other threads, which need the interpreter
         self._until = 0.0
         self._turning = False
 
@@ -36,7 +37,7 @@ class Awake:
             self._turn()
 
     def _turn(self) -> None:
-        self._turning = time.perf_counter() < self._until
+        self._turning = not self.jobs and time.perf_counter() < self._until
         if self._turning:
             os.sched_yield()
             asyncio.get_running_loop().call_soon(self._turn)

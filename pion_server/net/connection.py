@@ -223,6 +223,7 @@ class Connection(asyncio.BufferedProtocol):
     def _start(self, job: Job, slot: Slot) -> None:
         self._busy = self._busy or Access.WRITE in job.access
         self._jobs += 1
+        self._shared.awake.jobs += 1
         if isinstance(job.work, Future | asyncio.Future):
             work = asyncio.wrap_future(job.work)
         else:
@@ -236,6 +237,7 @@ class Connection(asyncio.BufferedProtocol):
         if done.cancelled():  # the server stops
             return
         self._jobs -= 1
+        self._shared.awake.jobs -= 1
         if Access.WRITE in job.access:
             self._busy = False
         logged = tenant.logged if tenant else 0

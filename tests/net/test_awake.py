@@ -82,3 +82,17 @@ def test_many_at_once_keep_it_awake_once(clock: Clock) -> None:
         assert clock.now - begun <= 1.2 * AWAKE_SECONDS
 
     asyncio.run(run())
+
+
+def test_not_while_another_thread_works_for_a_client(clock: Clock) -> None:
+    async def run() -> None:
+        kept = Awake()
+        kept.done(kept.came())
+        kept.jobs += 1
+        kept.done(kept.came())
+        assert await turns(kept) == 0
+        kept.jobs -= 1
+        kept.done(kept.came())
+        assert kept._turning
+
+    asyncio.run(run())
