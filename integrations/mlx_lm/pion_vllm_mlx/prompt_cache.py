@@ -45,6 +45,8 @@ INPROC_BYTES = 2 << 30
 class PionPromptCache(Connected):
     """Prompt caches of one model, shared through a pion-server. Any model that mlx-lm runs.
 
+    The server is on this machine's default port, or at `host` and `port`, or at `url`: over TLS
+    `pions://[user:password@]host[:port]`, a Unix socket `pion+unix:///path` (client/url.py).
     `vquant` is how rows are stored: fp16 (the default), bf16, fp32, or `native`, the model's own
     dtype, with which a restored cache is bit-identical to the one that was stored; recurrent
     states and sliding windows always are. `timeout` (seconds) bounds what one request can lose to
@@ -54,18 +56,18 @@ class PionPromptCache(Connected):
 
     With `stage2`, prefixes also stay in this process, `inproc_bytes` of them at most, and at the
     server as attention state, which other processes query: see make_pion_prompt_cache. Queries go
-    to `attention_url`, such as pion+fast://host:1975; over `port`, unless it is named.
+    to `attention_url`, such as pion+fast://host:1975; where the rows go, unless it is named.
 
     Use an instance from the thread that runs the model. Raises UnsupportedCacheError for a model
-    with a class of cache that Pion does not know, and ValueError for an unknown `vquant`, or for
-    `stage2` with quantized caches.
+    with a class of cache that Pion does not know, ValueError for an unknown `vquant`, for `stage2`
+    with quantized caches, or for `url` beside what it says itself, PionError for what is no URL.
     """
 
     def __init__(
         self,
         model: Model,
-        host: str = "127.0.0.1",
-        port: int = DEFAULT_PORT,
+        host: str | None = None,
+        port: int | None = None,
         vquant: str = "fp16",
         timeout: float = 5.0,
         username: str | None = None,
@@ -75,10 +77,12 @@ class PionPromptCache(Connected):
         stage2: bool = False,
         inproc_bytes: int = INPROC_BYTES,
         attention_url: str | None = None,
+        *,
+        url: str | None = None,
     ) -> None:
         if stage2 and kv_bits is not None:
             raise ValueError("attention over stored K/V needs them as they are: leave out kv_bits")
-        url = _url(host, port, username, password)
+        url = _url(url, host=host, port=port, username=username, password=password)
         super().__init__(url, timeout)
         self._model = model
         self._make_caches = partial(make_caches, model, kv_bits, kv_group_size)
@@ -255,6 +259,22 @@ def _send(remote: Remote, entry: Entry, stage2: Stage2 | None, state: State | No
         stage2.push(state)
 
 
-def _url(host: str, port: int, username: str | None, password: str | None) -> str:
-    login = f"{quote(username or '', safe='')}:{quote(password, safe='')}@" if password else ""
+def _url(url: str | None, **parts: str | int | None) -> str:
+    """`url`, or the one that the parts make."""
+    given = {name: str(value) for name, value in parts.items() if value is not None}
+    if url is None:
+        return _joined(**given)
+    if given:
+        raise ValueError(
+            f"url says where the server is, and who asks: leave out {', '.join(given)}"
+        )
+    return url
+
+
+def _joined(
+    host: str = "127.0.0.1", port: str = str(DEFAULT_PORT), username: str = "", password: str = ""
+) -> str:
+    login = (
+        f"{quote(username, safe='')}:{quote(password, safe='')}@" if username or password else ""
+    )
     return f"pion://{login}{f'[{host}]' if ':' in host else host}:{port}"

@@ -17,7 +17,7 @@ import pytest
 from mlx_lm import generate
 from mlx_lm.generate import generate_step
 from pion_vllm_mlx import PionPromptCache, UnsupportedCacheError
-from pion_vllm_mlx.background import MAX_PENDING_BYTES, Background, Job
+from pion_vllm_mlx.background import MAX_PENDING_BYTES, Job
 
 from pion_server.client import Client
 
@@ -224,28 +224,3 @@ def test_the_caches_may_go_to_another_thread(
             lambda: list(generate_step(mx.array([1]), model, max_tokens=3, prompt_cache=caches))
         ).result()
     assert len(tokens) == 3
-
-
-def test_background_runs_in_order_and_knows_what_is_pending() -> None:
-    background, gate, ran = Background(), threading.Event(), list[str]()
-    half = MAX_PENDING_BYTES // 2
-    assert background.submit(Job("a", half, lambda: (waits(gate), ran.append("a"))[-1]))
-    assert background.submit(Job("b", half, lambda: ran.append("b")))
-    assert background.has_room(0)
-    assert not background.has_room(1)
-    assert not background.submit(Job("c", 1, lambda: ran.append("c")))
-    assert background.wait(0.01, "c")
-    assert not background.wait(0.01, "a")
-    assert not background.wait(0.01, "b")
-    assert not background.wait(0.01)
-    gate.set()
-    assert background.close(30)
-    assert ran == ["a", "b"]
-    assert not background.submit(Job("d", 0, lambda: ran.append("d")))
-
-
-def test_one_job_alone_may_have_any_size() -> None:
-    background, ran = Background(), list[str]()
-    assert background.submit(Job("a", 2 * MAX_PENDING_BYTES, lambda: ran.append("a")))
-    assert background.close(30)
-    assert ran == ["a"]
