@@ -26,10 +26,9 @@ def in_groups(
 ) -> Partial:
     """What `product` finds for queries (H_q, M, D), those of all query heads at once or of one K/V
     head after the other, where the map is lopsided. Spans are (M, 2)."""
-    if not _lopsided(head_map, kv_heads):
-        groups = Groups.of(head_map, kv_heads)
+    if groups := Groups.of(head_map, kv_heads):
         seen = None if spans is None else _tiled(spans, groups.members.shape[1])
-        return groups.scatter(*product(slice(None), groups.gather(queries), seen))
+        return groups.scatter(product(slice(None), groups.gather(queries), seen))
     out, lse = np.empty_like(queries), np.empty(queries.shape[:2], np.float32)
     for head in np.unique(head_map).tolist():
         mine = head_map == head
@@ -42,11 +41,7 @@ def in_groups(
 
 def products(head_map: Heads, kv_heads: int) -> int:
     """How many products in_groups() takes."""
-    return np.unique(head_map).size if _lopsided(head_map, kv_heads) else 1
-
-
-def _lopsided(head_map: Heads, kv_heads: int) -> bool:
-    return bool(kv_heads * np.bincount(head_map).max() > 2 * head_map.size)
+    return 1 if Groups.of(head_map, kv_heads) else np.unique(head_map).size
 
 
 def _tiled(spans: Spans, times: int) -> Spans:
@@ -61,31 +56,39 @@ class Groups(NamedTuple):
     members: Indices  # (H, G): query heads of each K/V head
     heads: Indices  # (H_q,): where each query head is in `members`: its K/V head,
     places: Indices  # (H_q,): and which of that head's it is
+    in_order: bool  # whether members are 0, 1, ..., H_q - 1, as in every usual model
 
     @classmethod
-    def of(cls, head_map: Heads, kv_heads: int) -> Groups:
-        """Those of a map; a model has one or two, and sorting one takes a tenth of a small
-        query."""
+    def of(cls, head_map: Heads, kv_heads: int) -> Groups | None:
+        """Those of a map, None where it is lopsided. A model has one or two maps, and sorting one
+        takes a tenth of a small query."""
         return _sorted(head_map.tobytes(), kv_heads)
 
     def gather(self, queries: Floats) -> Floats:
         """(H_q, M, D) -> (H, G * M, D)."""
-        return queries[self.members].reshape(len(self.members), -1, queries.shape[-1])
+        asked = queries if self.in_order else queries[self.members]
+        return asked.reshape(len(self.members), -1, queries.shape[-1])
 
-    def scatter(self, out: Floats, lse: Floats) -> Partial:
+    def scatter(self, found: Partial) -> Partial:
         """(H, G * M, D) and (H, G * M) -> (H_q, M, D) and (H_q, M)."""
-        shape = *self.members.shape, -1
+        dim, shape = found.out.shape[-1], self.members.shape
+        if self.in_order:
+            count = self.members.size
+            return Partial(found.out.reshape(count, -1, dim), found.lse.reshape(count, -1))
         at = self.heads, self.places
-        return Partial(out.reshape(*shape, out.shape[-1])[at], lse.reshape(shape)[at])
+        out, lse = found.out.reshape(*shape, -1, dim), found.lse.reshape(*shape, -1)
+        return Partial(out[at], lse[at])
 
 
 @lru_cache(maxsize=16)  # at most 128 KB each
-def _sorted(head_map: bytes, kv_heads: int) -> Groups:
+def _sorted(head_map: bytes, kv_heads: int) -> Groups | None:
     heads = np.frombuffer(head_map, np.uint8).astype(np.intp)
-    order = np.argsort(heads, kind="stable")
     counts = np.bincount(heads, minlength=kv_heads)
+    if kv_heads * counts.max() > 2 * heads.size:
+        return None
+    order = np.argsort(heads, kind="stable")
     places = np.empty_like(heads)
     places[order] = np.arange(heads.size) - np.repeat(np.cumsum(counts) - counts, counts)
     members = np.zeros((kv_heads, counts.max()), np.intp)
     members[heads, places] = np.arange(heads.size)
-    return Groups(members, heads, places)
+    return Groups(members, heads, places, members.ravel().tolist() == list(range(heads.size)))

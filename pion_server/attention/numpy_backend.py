@@ -167,7 +167,7 @@ def _attend_tile(
     scores -= top
     np.exp(scores, out=scores)
     total = scores.sum(axis=-1, keepdims=True)
-    out = np.zeros_like(queries)
+    out = np.zeros(queries.shape, np.float32)
     for tile, block in _tiles(values, queries):
         out += np.matmul(scores[:, :, tile], block)
     out /= total

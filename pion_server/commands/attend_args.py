@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import lru_cache
 from math import prod
 from typing import TypeAlias, TypeVar
 
@@ -122,7 +123,14 @@ def even_groups(head_count: int, kv_heads: int) -> Heads:
         raise PionError(
             f"the state has {kv_heads} K/V heads, of which {head_count} query heads are no multiple"
         )
-    return np.repeat(np.arange(kv_heads, dtype=np.uint8), head_count // kv_heads)
+    return _in_order(head_count // kv_heads, kv_heads)
+
+
+@lru_cache(maxsize=16)
+def _in_order(each: int, kv_heads: int) -> Heads:
+    head_map = np.repeat(np.arange(kv_heads, dtype=np.uint8), each)
+    head_map.flags.writeable = False  # it is everybody's
+    return head_map
 
 
 def state(ctx: Context, sid: bytes, layer: int, dim: int, kv_heads: int | None = None) -> Resident:

@@ -13,6 +13,7 @@ is none.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -183,7 +184,7 @@ def _out(reply: Reply, shape: tuple[int, ...]) -> Floats:
 
 
 def _attended(reply: Reply, shape: tuple[int, ...]) -> Attended:
-    values, size = np.frombuffer(bulk(reply), "<f4"), int(np.prod(shape))
+    values, size = np.frombuffer(bulk(reply), "<f4"), prod(shape)
     out, lse = values[:size].reshape(shape), values[size:]
     return Attended(out, lse.reshape(shape[:2]) if shape[1] > 1 else None)
 
