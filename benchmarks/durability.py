@@ -3,7 +3,7 @@
     python benchmarks/durability.py [--gb N] [--rounds N] [--prefixes N] [--json PATH]
 
 Each way of keeping the log has a server of its own, and they take turns: a round stores one 32 MB
-blob with each. Redis runs beside with the same policies of its append-only file. Then the server
+blob with each, on a disk that has nothing else to do. Redis runs beside with the same policies of its append-only file. Then the server
 that flushes every second holds --gb of rows and 20,000 small prefixes of 8 layers: a snapshot is
 taken while another client asks PING all the time (its longest wait is the stall), and the server is
 killed and started again (recovery).
@@ -85,6 +85,7 @@ def throughput(folder: Path, rounds: int, blob: memoryview) -> dict[str, list[fl
         speed: dict[str, list[float]] = {name: [] for name in ways}
         for number in range(SLOTS + rounds):
             for name, way in ways.items():
+                os.sync()  # nobody waits for what another has left to the disk
                 took = harness.timed(partial(way.store, number % SLOTS, blob))
                 if number >= SLOTS:
                     speed[name].append(BLOB / 1e9 / took)
