@@ -96,9 +96,12 @@ class Connection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         soon = self._shared.awake.came()
         self.decoder.buffer_updated(nbytes)
-        if not self.decoder.in_bulk:  # a large one comes in hundreds of reads
-            self._pump()
-        self._shared.awake.done(soon)
+        if self.decoder.in_bulk:  # a large one comes in hundreds of reads
+            return
+        self._pump()
+        # Neither strangers nor a byte at a time keep a core busy.
+        if self._tenant is not None and self.decoder.drained:
+            self._shared.awake.done(soon)
 
     def eof_received(self) -> bool:
         """The client will send no more, but may still read: what it asked for is delivered. Not
