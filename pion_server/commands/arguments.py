@@ -7,11 +7,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from pion_server.errors import PionError
-from pion_server.wire.values import Payload
+from pion_server.wire.values import Payload, decimal
 
 # Long enough for any key an engine makes, short enough that names never become the payload.
 MAX_NAME = 4096
-_INTEGER = re.compile(rb"0|-?[1-9][0-9]{0,18}")
 _NUMBER = re.compile(rb"[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 
 Option: TypeAlias = "Callable[[Arguments], Any]"
@@ -58,13 +57,13 @@ class Arguments:
         return self.text(what).upper()
 
     def integer(self, what: str, low: int, high: int) -> int:
-        """A decimal integer without sign games or leading zeros, low <= value <= high."""
+        """A decimal integer, low <= value <= high."""
         value = self.take(what)
-        if len(value) <= 20 and _INTEGER.fullmatch(value):
-            number = int(bytes(value))
-            if low <= number <= high:
-                return number
-        raise PionError(f"{what} must be an integer between {low} and {high}, got {shown(value)}")
+        number = decimal(value)
+        if number is None or not low <= number <= high:
+            words = f"{what} must be an integer between {low} and {high}"
+            raise PionError(f"{words}, got {shown(value)}")
+        return number
 
     def number(self, what: str, high: float) -> float:
         """A decimal number without a sign, at most `high`."""

@@ -15,6 +15,7 @@ from pion_server.attention.table import namespace_of
 from pion_server.commands import load_families
 from pion_server.commands.arguments import MAX_NAME
 from pion_server.commands.context import Context, Server
+from pion_server.commands.plain import wrong_arity
 from pion_server.commands.registry import TABLE, Access, Command, Home, Job
 from pion_server.errors import Elsewhere, NoAuth, PionError
 from pion_server.team import Directory, Listing
@@ -100,7 +101,7 @@ def find(args: list[Payload]) -> Command:
     if command is None:
         raise PionError(unknown_command(args))
     if not command.accepts(len(args)):
-        raise PionError(f"wrong number of arguments for '{command.name.lower()}' command")
+        raise wrong_arity(command.name)
     return command
 
 

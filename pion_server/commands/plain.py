@@ -5,29 +5,25 @@ Clients of Redis compare these texts, so they are Redis 7.0's own, unlike the on
 
 from __future__ import annotations
 
-import re
-
 from pion_server.commands.context import Context
 from pion_server.errors import PionError
 from pion_server.store.keys import Entry
-from pion_server.wire.values import Payload
+from pion_server.wire.values import Payload, decimal
 
 # What INFO and HELLO tell: clients choose features by it, and 7.0's are the ones that are here.
 REDIS_VERSION = "7.0.15"
 MAX_INTEGER = 2**63 - 1
 MIN_INTEGER = -(2**63)
-_INTEGER = re.compile(rb"0|-?[1-9][0-9]{0,18}")
 # No word that any command knows is longer; a longer argument is not copied to find that out.
 _MAX_WORD = 64
 
 
 def integer(value: Payload) -> int:
-    """A signed 64-bit integer, written the one way Redis takes: no `+1`, `01`, `-0` or blanks."""
-    if _INTEGER.fullmatch(value):
-        number = int(bytes(value))
-        if MIN_INTEGER <= number <= MAX_INTEGER:
-            return number
-    raise PionError("value is not an integer or out of range")
+    """A signed 64-bit integer, written the one way Redis takes."""
+    number = decimal(value)
+    if number is None or not MIN_INTEGER <= number <= MAX_INTEGER:
+        raise PionError("value is not an integer or out of range")
+    return number
 
 
 def word(value: Payload) -> str:

@@ -24,9 +24,8 @@ class Access(Flag):
     READ = auto()
     WRITE = auto()
     NO_AUTH = auto()  # allowed before AUTH
-    UNLOGGED = (
-        auto()
-    )  # writes nothing that is kept on disk: goes on while the log cannot be written
+    # Writes nothing that is kept on disk, so it goes on while the log cannot be written.
+    UNLOGGED = auto()
 
 
 class Home(Enum):

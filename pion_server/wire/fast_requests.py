@@ -61,7 +61,7 @@ class FastRequestDecoder(RequestReceiver):
         elif not count:
             raise ProtocolError("a request without a name")
         if count > self.limits.max_args:
-            raise ProtocolError(f"{self._invalid()} count of arguments")
+            raise ProtocolError(f"{self.limits.refusal} count of arguments")
         self._lengths_due = True
         self._expect_bulk(count * LENGTH_BYTES)
         return True
@@ -74,12 +74,9 @@ class FastRequestDecoder(RequestReceiver):
         if sum(lengths, len(table)) != self._body:
             raise ProtocolError("lengths of arguments that do not add up to the frame's")
         if lengths and max(lengths) > self.limits.max_bulk:
-            raise ProtocolError(f"{self._invalid()} length of an argument")
+            raise ProtocolError(f"{self.limits.refusal} length of an argument")
         self._lengths_due, self._lengths, self._next = False, lengths, 0
         return True
-
-    def _invalid(self) -> str:
-        return "invalid" if self.limits.authenticated else "unauthenticated"
 
     def _take_small_arguments(self) -> None:
         """Those that are all in scratch, at one go."""

@@ -23,8 +23,8 @@ class Limits:
 
     max_args: int = MAX_ARGS
     max_bulk: int = 4 << 30
-    authenticated: bool = True  # only chooses the words of the error, as Redis does
+    refusal: str = "invalid"  # the word for what goes beyond them, as Redis has it
 
 
 # Before AUTH a stranger can make the server hold at most 160 KB; Redis' figures.
-BEFORE_AUTH = Limits(max_args=10, max_bulk=16 * 1024, authenticated=False)
+BEFORE_AUTH = Limits(max_args=10, max_bulk=16 * 1024, refusal="unauthenticated")

@@ -14,7 +14,6 @@ again: what it leaves unread is at most one line or one small bulk, so scratch n
 from __future__ import annotations
 
 import mmap
-import re
 from struct import Struct
 from typing import Any, ClassVar
 
@@ -32,13 +31,6 @@ SCRATCH = 128 * 1024
 # A read smaller than this is not worth its system call: first move what is unread to the front.
 LEAST_ROOM = 32 * 1024
 NO_BULK = -1
-
-_INTEGER = re.compile(rb"0|-?[1-9][0-9]{0,18}")
-
-
-def integer(text: bytes) -> int | None:
-    """A decimal of at most 19 digits, or None: no `+`, blanks or leading zeros, as in Redis."""
-    return int(text) if _INTEGER.fullmatch(text) else None
 
 
 class LargeBulk:

@@ -18,8 +18,8 @@ from typing import Any, ClassVar, Final, TypeAlias
 
 from pion_server.errors import PionError, ProtocolError, from_wire
 from pion_server.wire.limits import MAX_DEPTH, Limits
-from pion_server.wire.receive import CRLF, NO_BULK, Receiver, integer
-from pion_server.wire.values import Payload, Reply, Status
+from pion_server.wire.receive import CRLF, NO_BULK, Receiver
+from pion_server.wire.values import Payload, Reply, Status, decimal
 
 
 class Incomplete(Enum):
@@ -115,7 +115,7 @@ class ReplyDecoder(Receiver):
             return _SCALARS[kind](text)
         if text == b"-1" and kind in _MAY_BE_NULL:
             return None
-        number = integer(text)
+        number = decimal(text)
         return self._begin(kind, -1 if number is None else number)
 
     def _begin(self, kind: bytes, number: int) -> Reply | Incomplete:
@@ -204,7 +204,7 @@ def text_of(payload: Payload) -> str:
 
 
 def _integer(text: bytes) -> int:
-    number = integer(text)
+    number = decimal(text)
     if number is None:
         raise ProtocolError("invalid integer")
     return number

@@ -13,8 +13,8 @@ from __future__ import annotations
 from pion_server.errors import ProtocolError
 from pion_server.wire import inline
 from pion_server.wire.limits import BY_REFERENCE, Limits
-from pion_server.wire.receive import CRLF, NO_BULK, RequestReceiver, integer
-from pion_server.wire.values import Payload
+from pion_server.wire.receive import CRLF, NO_BULK, RequestReceiver
+from pion_server.wire.values import Payload, decimal
 
 _ARRAY = ord("*")
 # Any web page can make a browser post to a port of its own machine, and the body would be read as
@@ -102,30 +102,28 @@ class RequestDecoder(RequestReceiver):
         return self._take_bulk()
 
     def _checked_count(self, line: bytes) -> int:
-        count = integer(line[1:])
+        count = decimal(line[1:])
         if count is None:
             raise ProtocolError("invalid multibulk length")
         if count > self.limits.max_args:
-            known = self.limits.authenticated
-            raise ProtocolError(f"{'invalid' if known else 'unauthenticated'} multibulk length")
+            raise ProtocolError(f"{self.limits.refusal} multibulk length")
         return max(count, 0)
 
     def _checked_length(self, line: bytes) -> int:
         if line[:1] != b"$":
             got = line[:1].decode("latin-1") or "\r"
             raise ProtocolError(f"expected '$', got '{got}'")
-        nbytes = integer(line[1:])
+        nbytes = decimal(line[1:])
         if nbytes is None or nbytes < 0:
             raise ProtocolError("invalid bulk length")
         if nbytes > self.limits.max_bulk:
-            known = self.limits.authenticated
-            raise ProtocolError(f"{'invalid' if known else 'unauthenticated'} bulk length")
+            raise ProtocolError(f"{self.limits.refusal} bulk length")
         return nbytes
 
 
 def _length_of(header: bytes) -> int:
     """What the header of a bulk says, if the bulk passes through scratch; else _TOO_LARGE."""
-    nbytes = integer(header[1:]) if header[:1] == b"$" else None
+    nbytes = decimal(header[1:]) if header[:1] == b"$" else None
     return nbytes if nbytes is not None and 0 <= nbytes < BY_REFERENCE else _TOO_LARGE
 
 

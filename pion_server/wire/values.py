@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -11,6 +12,14 @@ from pion_server.errors import PionError
 # One argument or bulk string. Small ones are bytes, large ones a memoryview (format "B",
 # C-contiguous) over a buffer of their own.
 Payload: TypeAlias = bytes | memoryview
+
+_INTEGER = re.compile(rb"0|-?[1-9][0-9]{0,18}")
+
+
+def decimal(text: Payload) -> int | None:
+    """A decimal of at most 19 digits, or None: no `+`, `-0`, blanks or leading zeros, as in Redis.
+    No more of a long text is looked at."""
+    return int(text) if _INTEGER.fullmatch(text) else None
 
 
 @dataclass(frozen=True, slots=True)
