@@ -77,6 +77,12 @@ def wire_format(args: Arguments) -> WireFormat:
         raise PionError(f"unknown FMT '{word[:40]}'; known here: {known}") from None
 
 
+def fmt_or_fp32(args: Arguments) -> WireFormat:
+    """What is left of the command: FMT and its value, or nothing, which is FP32."""
+    fmt: WireFormat = args.options({"FMT": wire_format}).get("FMT", WireFormat.FP32)
+    return fmt
+
+
 def span(args: Arguments, what: str, read: Callable[[Arguments, str], int]) -> tuple[int, int]:
     """A half-open, non-empty range, `start end`."""
     start, end = read(args, f"{what} start"), read(args, f"{what} end")

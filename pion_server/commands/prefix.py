@@ -75,6 +75,11 @@ REGISTER_OPTIONS: Mapping[str, Option] = {
     "PARENT": lambda a: a.name("PARENT"),
     **FINGERPRINT,
 }
+LOOKUP_OPTIONS: Mapping[str, Option] = {
+    "TOKENS": lambda a: token(a, "TOKENS"),
+    "PREFILL_MS": prefill_ms,
+    **FINGERPRINT,
+}
 
 
 @command(
@@ -169,13 +174,7 @@ def lookup(ctx: Context, raw: list[Payload]) -> Reply:
     evicted for some seconds, unless nothing else is left; one of another worker may be."""
     args = ctx.arguments(raw)
     ns = namespace(args)
-    options = args.options(
-        {
-            "TOKENS": lambda a: token(a, "TOKENS"),
-            "PREFILL_MS": prefill_ms,
-            **FINGERPRINT,
-        }
-    )
+    options = args.options(LOOKUP_OPTIONS)
     stats = ctx.stats
     here = ctx.store.prefix(ns)
     try:

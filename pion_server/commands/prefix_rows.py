@@ -39,6 +39,13 @@ def layer_span(args: Arguments) -> tuple[int, int]:
     return span(args, "LAYERS", layer_index)
 
 
+STORE_OPTIONS: Mapping[str, Option] = {"LAYERS": layer_span, "FMT": wire_format, **FINGERPRINT}
+FETCH_OPTIONS: Mapping[str, Option] = {
+    **STORE_OPTIONS,
+    "RANGE": lambda a: span(a, "RANGE", token),
+}
+
+
 @command(
     "KV.PREFIX.STORE",
     arity=-7,
@@ -68,11 +75,11 @@ def store_rows(ctx: Context, raw: list[Payload]) -> Reply | Job:
     prefix = _known(ctx, ns)
     start, count = token(args, "start"), args.integer("count", 1, MAX_TOKENS)
     options: dict[str, Any] = {}
-    head: Mapping[str, Option] = {"LAYERS": layer_span, "FMT": wire_format, **FINGERPRINT}
     while (word := args.keyword("DATA")) != "DATA":
-        if word not in head or word in options:
-            raise PionError(f"expected {', '.join(head)} or DATA, each once, got '{word[:40]}'")
-        options[word] = head[word](args)
+        if word not in STORE_OPTIONS or word in options:
+            words = ", ".join(STORE_OPTIONS)
+            raise PionError(f"expected {words} or DATA, each once, got '{word[:40]}'")
+        options[word] = STORE_OPTIONS[word](args)
     match_fingerprint(prefix, options.get("FINGERPRINT"))
     blobs = []
     while args:
@@ -114,14 +121,7 @@ def fetch(ctx: Context, raw: list[Payload]) -> Reply:
     layout of each layer sent (fmt=<codec>,dim=<d>), which is what NATIVE bytes are in."""
     args = ctx.arguments(raw)
     ns = namespace(args)
-    options = args.options(
-        {
-            "LAYERS": layer_span,
-            "RANGE": lambda a: span(a, "RANGE", token),
-            "FMT": wire_format,
-            **FINGERPRINT,
-        }
-    )
+    options = args.options(FETCH_OPTIONS)
     prefix = hit(ctx, ns, options.get("FINGERPRINT"))
     if prefix is None or not prefix.tokens:
         return None

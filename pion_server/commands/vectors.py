@@ -13,6 +13,7 @@ from pion_server.commands.layouts import (
     STORE_ERRORS,
     UNKNOWN_SESSION,
     Incoming,
+    fmt_or_fp32,
     layer_index,
     outgoing,
     schema_words,
@@ -20,8 +21,8 @@ from pion_server.commands.layouts import (
     store,
     token,
     uniform,
-    wire_format,
 )
+from pion_server.commands.plain import word
 from pion_server.commands.registry import Access, Job, command
 from pion_server.errors import PionError
 from pion_server.store.mutations import CreateSession
@@ -77,8 +78,7 @@ def storebatch(ctx: Context, raw: list[Payload]) -> Reply | Job:
     sid, layer = args.name("session id"), layer_index(args)
     start, count = token(args, "start_id"), args.integer("count", 1, MAX_TOKENS)
     rows = [Incoming(sid, layer, args.blob("blob"))]
-    fmt = args.options({"FMT": wire_format}).get("FMT", WireFormat.FP32)
-    return store(ctx, rows, start, count, fmt)
+    return store(ctx, rows, start, count, fmt_or_fp32(args))
 
 
 @command(
@@ -98,13 +98,13 @@ def fetch(ctx: Context, raw: list[Payload]) -> Reply:
     FMT is FP32 unless given. A range that is not fully there is an error, never short data."""
     args = ctx.arguments(raw)
     sid = args.name("session id")
-    if bytes(raw[1][:6]).upper() == b"BATCH":
+    if word(raw[1]) == "BATCH":
         return _fetch_batch(ctx, sid, args)
     layer = layer_index(args)
-    if bytes(raw[2][:6]).upper() == b"RANGE":
+    if word(raw[2]) == "RANGE":
         args.take("RANGE")
         start, end = span(args, "RANGE", token)
-        fmt = args.options({"FMT": wire_format}).get("FMT", WireFormat.FP32)
+        fmt = fmt_or_fp32(args)
         return outgoing(ctx, ctx.store.view(sid, layer, start, end), fmt)
     ids = []
     while args:
@@ -116,6 +116,6 @@ def _fetch_batch(ctx: Context, sid: bytes, args: Arguments) -> Reply:
     args.take("BATCH")
     start, end = span(args, "BATCH", token)
     layers = args.integer("n_layers", 1, MAX_LAYERS)
-    fmt = args.options({"FMT": wire_format}).get("FMT", WireFormat.FP32)
+    fmt = fmt_or_fp32(args)
     views = [ctx.store.view(sid, layer, start, end) for layer in range(layers)]
     return [outgoing(ctx, view, fmt) for view in views]
