@@ -264,6 +264,16 @@ def test_a_named_snapshot_stays_as_it_is() -> None:
     reopened(driver.disk, driver.log)
 
 
+def test_a_second_name_outlives_a_power_cut_once_it_is_acknowledged() -> None:
+    driver = Driver(MemoryDisk())
+    for mutation in story()[:2]:
+        driver.do(mutation)
+        driver.save("copy")
+        shown, synced = driver.disk.files, driver.disk.synced_names
+        assert synced[FOLDER / "copy"] is shown[FOLDER / "copy"]
+    driver.journal.close()
+
+
 ELSEWHERE = ["", ".", "..", "../x", "/etc/x", "a/b", "a\0b", ".hidden", "-x", "x y", "ü", "x" * 201]
 OURS = ["lock", "snapshot", "snapshot.tmp", "wal.00000000000000000001", "quarantine"]
 
