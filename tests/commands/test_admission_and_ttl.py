@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pion_server.store.admission import GHOSTS
+from pion_server.store import admission
 from pion_server.wire.values import OK, Status
 
 MISS, HIT = Status("MISS"), Status("HIT")
@@ -133,15 +133,16 @@ def test_never_half_a_chunk(picky: Any, lost: str) -> None:
     assert picky("EXISTS", data, metadata) == 2
 
 
-def test_only_so_many_names_are_remembered(picky: Any) -> None:
+def test_only_so_many_names_are_remembered(picky: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "GHOSTS", 100)
     picky("SET", "first", "1")
     picky("SET", "second", "1")
-    for number in range(GHOSTS - 1):
+    for number in range(99):
         picky("SET", f"{number}", "1")
     picky("SET", "second", "2")
     picky("SET", "first", "2")
     assert picky("MGET", "first", "second") == [None, b"2"]
-    assert len(picky.tenant.admission._ghosts) == GHOSTS
+    assert len(picky.tenant.admission._ghosts) == 100
 
 
 def test_a_third_visit_where_three_are_asked_for(open_session: Callable[..., Any]) -> None:
