@@ -14,11 +14,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -55,19 +54,6 @@ class Redis:
         self.client.set(f"slot{slot}", blob)
 
 
-@contextlib.contextmanager
-def redis_with_log(folder: Path, policy: str | None) -> Iterator[int]:
-    program = shutil.which("redis-server")
-    if program is None:
-        raise SystemExit("this benchmark compares with Redis: install redis-server first")
-    folder.mkdir()
-    port = harness.free_port()
-    log = ["--appendonly", "yes", "--appendfsync", policy] if policy else ["--appendonly", "no"]
-    command = [program, "--port", str(port), "--save", "", "--dir", str(folder), *log]
-    with harness.child(command, port):
-        yield port
-
-
 def pion_options(folder: Path, policy: str) -> list[str]:
     return ["--data-dir", str(folder), "--wal-fsync", policy]
 
@@ -76,12 +62,12 @@ def throughput(folder: Path, rounds: int, blob: memoryview) -> dict[str, list[fl
     """GB/s of each round, by way."""
     with contextlib.ExitStack() as servers:
         ways: dict[str, Pion | Redis] = {"pion off": Pion(servers.enter_context(harness.pion()))}
-        ways["redis off"] = Redis(servers.enter_context(redis_with_log(folder / "r-off", None)))
+        ways["redis off"] = Redis(servers.enter_context(harness.redis()))
         for policy in POLICIES:
             options = pion_options(folder / f"p-{policy}", policy)
             ways[f"pion {policy}"] = Pion(servers.enter_context(harness.pion(*options)))
-            port = servers.enter_context(redis_with_log(folder / f"r-{policy}", policy))
-            ways[f"redis {policy}"] = Redis(port)
+            log = harness.redis("--appendonly", "yes", "--appendfsync", policy)
+            ways[f"redis {policy}"] = Redis(servers.enter_context(log))
         speed: dict[str, list[float]] = {name: [] for name in ways}
         for number in range(SLOTS + rounds):
             for name, way in ways.items():
@@ -161,7 +147,7 @@ def save() -> Call[Any]:
     return Call([b"KV.PREFIX.SAVE"], lambda reply: reply)
 
 
-def pings(port: int, during: Any) -> dict[str, float]:
+def pings(port: int, during: Callable[[], object]) -> dict[str, float]:
     """How long another client waited for its PINGs while `during` ran."""
     pinger = Pinger(port)
     pinger.start()
@@ -183,7 +169,7 @@ def main() -> None:
     options.add_argument("--json", type=Path, default=harness.default_path("durability"))
     chosen = options.parse_args()
     blob = np.random.default_rng(1).integers(0, 256, BLOB, np.uint8).data
-    with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR")) as name:
+    with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         speed = throughput(folder, chosen.rounds, blob)
         rest = snapshot_and_recovery(folder, chosen.gb, chosen.prefixes, blob)

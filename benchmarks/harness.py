@@ -26,6 +26,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 # Below those that systems give to outgoing connections, which would take the next one.
 PORTS = range(16384, 32000)
+START_S = 120.0  # an engine loads its model first
 RESULTS = ROOT / "benchmarks" / "results"
 
 
@@ -55,8 +56,8 @@ def child(command: Sequence[str], port: int) -> Iterator[subprocess.Popen[bytes]
             process.wait()
 
 
-def wait_for(port: int, process: subprocess.Popen[bytes], seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
+def wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
         if process.poll() is not None:
             raise RuntimeError(f"{process.args!r} ended with status {process.returncode}")
@@ -77,7 +78,7 @@ def pion(*options: str) -> Iterator[int]:
 
 @contextlib.contextmanager
 def redis(*options: str) -> Iterator[int]:
-    """A real redis-server without persistence; yields the port."""
+    """A real redis-server, without persistence unless `options` say so; yields the port."""
     program = shutil.which("redis-server")
     if program is None:
         raise SystemExit("this benchmark compares with Redis: install redis-server first")
@@ -194,6 +195,18 @@ def bars(
         axes.spines[side].set_visible(False)
     figure.tight_layout()
     figure.savefig(path.with_suffix(".png"), dpi=130)
+
+
+def speeds(
+    path: Path, title: str, figures: dict[str, Any], ways: Sequence[str], peers: Sequence[str]
+) -> None:
+    """`bars` of the medians, by way and size; `figures` is {size: {"<way>_gb_s": {peer: ...}}}."""
+    cells = [(way, size) for size in figures for way in ways]
+    series = {
+        peer: [figures[size][f"{way}_gb_s"][peer]["median"] for way, size in cells]
+        for peer in peers
+    }
+    bars(path, title, "GB/s (median)", [" ".join(cell) for cell in cells], series)
 
 
 def _label(value: float) -> str:

@@ -4,10 +4,9 @@
 
 Stock redis:// and resp:// against a real Redis and against Pion, and Pion's connector against Pion,
 with chunks of 4 and 32 MB, in a batch of 128 or 256 MB and eight one by one, beside raw loopback
-sockets.
-The rounds of all of them alternate. Every round stores keys that are new and fetches them into
-buffers of the pool that LMCache holds; whether the bytes are right is a test's business, except for
-one look at the first values.
+sockets. The rounds of all of them alternate. Every round stores keys that are new and fetches them
+into buffers of the pool that LMCache holds; whether the bytes are right is a test's business,
+except for one look at the first values.
 """
 
 # ruff: noqa: E402 - the path and the environment must be right before LMCache is imported
@@ -15,9 +14,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import multiprocessing
 import os
-import socket
 import sys
 import threading
 from pathlib import Path
@@ -35,7 +32,7 @@ from lmcache.v1.storage_backend.local_cpu_backend import LocalCPUBackend
 from lmcache.v1.storage_backend.remote_backend import RemoteBackend
 
 from benchmarks import harness
-from benchmarks.wire import Raw, serve_raw
+from benchmarks.wire import Raw
 from pion_server.client import Client
 
 TOKENS, HEADS, HEAD_SIZE = 256, 8, 128
@@ -219,10 +216,7 @@ def main() -> None:
     options.add_argument("--rounds", type=int, default=9)
     options.add_argument("--json", type=Path, default=harness.default_path("lmcache"))
     chosen = options.parse_args()
-    listener = socket.create_server(("127.0.0.1", 0))
-    raw_server = multiprocessing.Process(target=serve_raw, args=(listener,), daemon=True)
-    raw_server.start()
-    raw = Raw(listener, memoryview(bytearray(64 << 20)))
+    raw = Raw(memoryview(bytearray(64 << 20)))
     report: dict[str, Any] = {}
     with harness.pion() as pion_port, harness.redis() as redis_port:
         for size, (layers, batch) in SIZES.items():
@@ -243,13 +237,10 @@ def main() -> None:
     report["contains100_ms"] = milliseconds[OURS]["median"]
     report["contains100_ms_of"] = milliseconds
     harness.write(chosen.json, report)
+    by_size = {size: report[size] for size in SIZES}
     names = list(report["4MB"]["put_gb_s"])
-    groups = [f"{way} {size}" for size in SIZES for way in ("put", "get")]
-    series = {
-        name: [report[g.split()[1]][f"{g.split()[0]}_gb_s"][name]["median"] for g in groups]
-        for name in names
-    }
-    harness.bars(chosen.json, "LMCache chunks, a batch at a time", "GB/s (median)", groups, series)
+    title = "LMCache chunks, a batch at a time"
+    harness.speeds(chosen.json, title, by_size, ("put", "get"), names)
     os._exit(0)  # redis:// and resp:// do not close
 
 

@@ -24,7 +24,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,11 +35,11 @@ from benchmarks import harness
 
 # Stock, but for the fast BLAS, which it needs as much as ours does.
 STOCK = (
+    "-c",
     "from pion_vllm_mlx.blas import load_fast_blas; load_fast_blas(); "
-    "from mlx_lm.server import main; main()"
+    "from mlx_lm.server import main; main()",
 )
-OURS = "from pion_vllm_mlx.cli import main; main()"
-START_S = 120.0
+OURS = ("-m", "pion_vllm_mlx.cli", "serve")
 TURNS = 4  # of the trace without reuse, on one server before the other has its own
 TAKES = 6  # times that both servers have them
 SETTLE_S = 0.5  # what is stored behind a request must not slow down the other server
@@ -152,12 +152,11 @@ def resident(process: psutil.Process) -> int:
 
 
 @contextlib.contextmanager
-def served(program: str, model: str, *options: str) -> Iterator[Served]:
+def served(program: Sequence[str], model: str, *options: str) -> Iterator[Served]:
     """A server on a free port, warm: it has loaded the model and run it once."""
     port = harness.free_port()
     arguments = ["--model", model, "--port", str(port), "--log-level", "ERROR", *options]
-    command = [sys.executable, "-c", program, *(["serve"] if program == OURS else []), *arguments]
-    with harness.child(command, port) as process:
+    with harness.child([sys.executable, *program, *arguments], port) as process:
         wait_until_healthy(port)
         server = Served(psutil.Process(process.pid), port)
         server.ask([{"role": "user", "content": "Hello."}])
@@ -165,7 +164,7 @@ def served(program: str, model: str, *options: str) -> Iterator[Served]:
 
 
 def wait_until_healthy(port: int) -> None:
-    give_up = time.monotonic() + START_S
+    give_up = time.monotonic() + harness.START_S
     while time.monotonic() < give_up:
         with (
             contextlib.suppress(urllib.error.URLError, ConnectionError),
@@ -176,7 +175,7 @@ def wait_until_healthy(port: int) -> None:
     raise TimeoutError("the server did not become healthy")
 
 
-def replay(program: str, model: str, system: str, *options: str) -> Replay:
+def replay(program: Sequence[str], model: str, system: str, *options: str) -> Replay:
     """The trace with its restarts."""
     phases, memory = [], 0
     for requests in PHASES:

@@ -54,7 +54,11 @@ def receive(connection: socket.socket, into: memoryview) -> None:
 
 
 class Raw:
-    def __init__(self, listener: socket.socket, into: memoryview) -> None:
+    """A connection to a process of its own that runs serve_raw."""
+
+    def __init__(self, into: memoryview) -> None:
+        listener = socket.create_server(("127.0.0.1", 0))
+        multiprocessing.Process(target=serve_raw, args=(listener,), daemon=True).start()
         self._socket = socket.create_connection(listener.getsockname())
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._into = into
@@ -123,9 +127,6 @@ def main() -> None:
     options.add_argument("--json", type=Path, default=harness.default_path("wire"))
     chosen = options.parse_args()
 
-    listener = socket.create_server(("127.0.0.1", 0))
-    raw_server = multiprocessing.Process(target=serve_raw, args=(listener,), daemon=True)
-    raw_server.start()
     source = np.random.default_rng(1).integers(0, 256, max(SIZES_MB) << 20, np.uint8).data
     into = np.zeros(max(SIZES_MB) << 20, np.uint8).data
     figures: dict[str, dict[str, Any]] = {}
@@ -134,7 +135,7 @@ def main() -> None:
         pion_port = servers.enter_context(harness.pion("--unixsocket", pion_path))
         redis_port = servers.enter_context(harness.redis("--unixsocket", redis_path))
         peers = {
-            "raw": Raw(listener, into),
+            "raw": Raw(into),
             "pion": Pion(f"pion://127.0.0.1:{pion_port}", into),
             "redis-py": Redis(redis_py.Redis(port=redis_port, socket_timeout=60), "tcp"),
             "pion, unix": Pion(f"pion+unix://{pion_path}", into),
@@ -158,14 +159,9 @@ def main() -> None:
                 }
             figures[f"{size}MB"] = row
             print(size, "MB", {key: value for key, value in row.items() if "_vs_" in key})
-    raw_server.terminate()
     harness.write(chosen.json, figures)
-    groups = [f"{way} {size}" for size in figures for way in ("store", "fetch")]
-    series = {
-        name: [figures[g.split()[1]][f"{g.split()[0]}_gb_s"][name]["median"] for g in groups]
-        for name in peers
-    }
-    harness.bars(chosen.json, "Moving stored rows over loopback", "GB/s (median)", groups, series)
+    title = "Moving stored rows over loopback"
+    harness.speeds(chosen.json, title, figures, ("store", "fetch"), list(peers))
 
 
 if __name__ == "__main__":
