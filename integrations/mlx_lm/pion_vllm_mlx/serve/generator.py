@@ -11,9 +11,12 @@ from collections.abc import Iterator
 from itertools import accumulate
 from typing import Any
 
+from mlx_lm.generate import BatchGenerator
 from mlx_lm.server import ResponseGenerator
 
+from pion_vllm_mlx.model import Model
 from pion_vllm_mlx.prefill import segments as cuts
+from pion_vllm_mlx.serve.backing import Backing
 from pion_vllm_mlx.serve.prompt_cache import BLOCK, PionLRUPromptCache
 
 Segment = tuple[list[int], str]
@@ -49,6 +52,17 @@ class BlockResponseGenerator(ResponseGenerator):
             return None
         longest = self.cli_args.prefill_step_size // store.stride * store.stride
         return int(min(store.step, max(longest, store.stride)))
+
+
+def batch_generator(backing: Backing, model: Model, **options: Any) -> BatchGenerator:
+    """In the place of mlx_lm.server.BatchGenerator: prompts of a model with states are prefilled
+    one at a time. Those of a batch are padded to one length, and many of mlx-lm's models (mamba,
+    jamba and rwkv7 in 0.32, qwen3_5 in 0.31) compute the padding into the states of the shorter
+    ones. That answer would be wrong without Pion, too; with it, everybody's would."""
+    store = backing.store()
+    if store is not None and store.has_states:
+        options["prefill_batch_size"] = 1
+    return BatchGenerator(model, **options)
 
 
 def earlier_ends(prompt: list[int]) -> list[int]:

@@ -52,18 +52,19 @@ def _interrupt(*_: object) -> None:
 
 
 def _run(url: str, timeout: float, arguments: list[str]) -> None:
-    """mlx_lm.server's own main(), with two of its classes replaced."""
+    """mlx_lm.server's own main(), with three of its classes replaced."""
     load_fast_blas()  # before anything imports mlx
     from mlx_lm import server
 
     from pion_vllm_mlx.serve.backing import Backing
-    from pion_vllm_mlx.serve.generator import BlockResponseGenerator
+    from pion_vllm_mlx.serve.generator import BlockResponseGenerator, batch_generator
     from pion_vllm_mlx.serve.prompt_cache import PionLRUPromptCache
 
     backing = Backing(url, timeout)
     module: Any = server
     module.LRUPromptCache = partial(PionLRUPromptCache, backing)
     module.ResponseGenerator = BlockResponseGenerator
+    module.BatchGenerator = partial(batch_generator, backing)
     sys.argv = ["pion-vllm-mlx serve", *arguments]
     try:
         module.main()

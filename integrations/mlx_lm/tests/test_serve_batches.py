@@ -1,0 +1,96 @@
+"""What prompts that are served together leave behind is what each of them alone would have left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import pytest
+from families import FAMILIES, LEFT_OUT, ships
+from mlx_lm.models.cache import ArraysCache
+from pion_vllm_mlx.caches import leaves, make_caches
+from pion_vllm_mlx.prefill import prefill
+from pion_vllm_mlx.prefix_store import PrefixStore
+from pion_vllm_mlx.serve.backing import Backing
+from pion_vllm_mlx.serve.generator import batch_generator
+
+Tiny = Callable[..., nn.Module]
+
+LENGTHS = (37, 90, 11)  # so that the others are padded while one is prefilled
+CUT = 32
+
+
+def ragged() -> list[list[int]]:
+    return [[(7 * n + 11 * seed) % 100 for n in range(size)] for seed, size in enumerate(LENGTHS)]
+
+
+def pieces(prompt: list[int]) -> list[list[int]]:
+    """The last token is left alone, since generation begins with it."""
+    body, last = prompt[:-1], prompt[-1:]
+    return [*(body[begin : begin + CUT] for begin in range(0, len(body), CUT)), last]
+
+
+def opened(store: PrefixStore) -> Backing:
+    """A Backing that has this store."""
+    backing = Backing("", 0)
+    backing.store = lambda: store  # type: ignore[method-assign]
+    return backing
+
+
+def served(model: Any, store: PrefixStore) -> list[tuple[list[int], list[Any]]]:
+    """Tokens and caches wherever mlx_lm.server takes caches out of a batch of ragged prompts."""
+    options = {"prefill_batch_size": 8, "completion_batch_size": 8}
+    generator: Any = batch_generator(opened(store), model, **options)
+    uids = generator.insert_segments(list(map(pieces, ragged())), max_tokens=[4] * len(LENGTHS))
+    found, finished = [], 0
+    while finished < len(uids):
+        prompts, answers = generator.next()
+        ended = [each.uid for each in prompts if each.end_of_segment and not each.end_of_prompt]
+        found += [(tokens[:], cache) for cache, tokens in generator.extract_cache(ended).values()]
+        over = [each for each in answers if each.finish_reason]
+        found += [(each.all_tokens[:], each.prompt_cache) for each in over]
+        finished += len(over)
+    generator.close()
+    return found
+
+
+def keeps_states(model: Any) -> bool:
+    """Whether it has recurrent states, and mlx_lm.server makes batches of it."""
+    caches = make_caches(model)
+    batches = all(hasattr(cache, "merge") for cache in caches)
+    return batches and any(type(leaf) is ArraysCache for leaf in leaves(caches))
+
+
+def assert_as_alone(model: Any, store: PrefixStore, family: str) -> None:
+    found = served(model, store)
+    assert len(found) == sum(len(pieces(prompt)) for prompt in ragged())
+    for tokens, caches in found:
+        alone = make_caches(model)
+        for begin in range(0, len(tokens), CUT):
+            prefill(model, tokens[begin : begin + CUT], alone)
+        got, wanted = (model(mx.array([[5, 6]]), cache=each)[0, -1] for each in (caches, alone))
+        assert mx.allclose(got, wanted, rtol=1e-3, atol=1e-3), family
+
+
+def test_states_know_of_no_padding(tiny: Tiny) -> None:
+    """In any family that has them."""
+    tried = 0
+    for family in FAMILIES:
+        if family in LEFT_OUT or not ships(family) or not keeps_states(model := tiny(family)):
+            continue
+        with PrefixStore(model, "pion://127.0.0.1:1") as store:
+            assert store.has_states
+            assert_as_alone(model, store, family)
+        tried += 1
+    assert tried > 20
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "deepseek_v3"])
+def test_rows_and_windows_know_of_no_padding(tiny: Tiny, family: str) -> None:
+    """These are prefilled together."""
+    model = tiny(family)
+    with PrefixStore(model, "pion://127.0.0.1:1") as store:
+        assert not store.has_states
+        assert_as_alone(model, store, family)
