@@ -4,6 +4,7 @@ and a write that is refused leaves everything as it was.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -125,3 +126,18 @@ def test_the_least_recently_used_key_goes_first(open_session: Callable[..., Any]
     session("SET", "d", b"v" * 300)
     assert sorted(session("KEYS", "*")) == [b"a", b"c", b"d"]
     assert session.tenant.stats.evicted == 1
+
+
+def test_the_first_key_of_a_chunk_waits_for_the_second(
+    open_session: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stock LMCache SETs one after the other; however much others write in between, it is never
+    the metadata alone that is left, which is a hit."""
+    monkeypatch.setattr(time, "time_ns", lambda: 10**18)
+    session = open_session(max_memory=100_000)
+    data, metadata = "m@1@0@ff@bf16kv_bytes", "m@1@0@ff@bf16metadata"
+    session("SET", data, bytes(10_000))
+    for number in range(50):
+        assert session("SET", f"flood {number}", bytes(10_000)) == OK
+    session("SET", metadata, b"28 bytes")
+    assert session("EXISTS", data, metadata) == 2

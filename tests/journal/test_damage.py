@@ -180,7 +180,9 @@ def test_after_any_damage_the_server_goes_on_and_keeps_what_it_then_acknowledges
         reopened.journal.close()
 
 
-def test_a_damaged_record_is_kept_for_a_person_to_look_at() -> None:
+def test_a_damaged_record_is_kept_for_a_person_to_look_at_and_reported(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     disk = written()
     (name,) = disk.segments()
     rows = bytes(STORY[9].blocks[0].data)  # type: ignore[union-attr]
@@ -190,6 +192,8 @@ def test_a_damaged_record_is_kept_for_a_person_to_look_at() -> None:
     (kept,) = [each for each in driver.disk.listing() if each.startswith(f"{name}.")]
     assert bytes(disk.content(kept)).count(bytes(rows[1:])) == 1
     assert kept in driver.report.damage[0]
+    warnings = [each.message for each in caplog.records if each.levelname == "WARNING"]
+    assert warnings == [f"{FOLDER}: {damage}" for damage in driver.report.damage]
     driver.journal.close()
 
 

@@ -149,7 +149,7 @@ def test_what_a_killed_process_had_not_synced_is_synced_by_the_next(first: Polic
         each.journal.close()
 
 
-def test_a_torn_tail_is_cut_off_for_good() -> None:
+def test_a_torn_tail_is_cut_off_for_good_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     driver = Driver(MemoryDisk())
     driver.do(*story())
     driver.journal.close()
@@ -159,6 +159,8 @@ def test_a_torn_tail_is_cut_off_for_good() -> None:
     disk.content(name).extend(bytes(driver.disk.content(name)[-500:-30]))
     again = Driver(disk, driver.log)
     assert again.report.torn_bytes == 470
+    (warning,) = [each for each in caplog.records if each.levelname == "WARNING"]
+    assert "470 bytes of unfinished records are cut off" in warning.message
     assert len(disk.content(name)) == size
     again.do(key(1))
     again.journal.close()
