@@ -9,12 +9,15 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 from families import FAMILIES, LEFT_OUT, ships
+from mlx_lm import server
 from mlx_lm.models.cache import ArraysCache
 from pion_vllm_mlx.caches import leaves, make_caches
 from pion_vllm_mlx.prefill import prefill
 from pion_vllm_mlx.prefix_store import PrefixStore
+from pion_vllm_mlx.serve import run
 from pion_vllm_mlx.serve.backing import Backing
-from pion_vllm_mlx.serve.generator import batch_generator
+from pion_vllm_mlx.serve.generator import BlockResponseGenerator, batch_generator
+from pion_vllm_mlx.serve.prompt_cache import PionLRUPromptCache
 
 Tiny = Callable[..., nn.Module]
 
@@ -94,3 +97,26 @@ def test_rows_and_windows_know_of_no_padding(tiny: Tiny, family: str) -> None:
     with PrefixStore(model, "pion://127.0.0.1:1") as store:
         assert not store.has_states
         assert_as_alone(model, store, family)
+
+
+def test_mlx_lms_server_runs_with_what_takes_the_place_of_its_classes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked_up = {*server.main.__code__.co_names}
+    looked_up |= {
+        *server.run.__code__.co_names,
+        *server.ResponseGenerator._generate.__code__.co_names,
+    }
+    ours = {
+        "LRUPromptCache": PionLRUPromptCache,
+        "ResponseGenerator": BlockResponseGenerator,
+        "BatchGenerator": batch_generator,
+    }
+    assert looked_up >= ours.keys()
+    for name in ours:
+        monkeypatch.setattr(server, name, None)
+    monkeypatch.setattr(server, "main", lambda: None)
+    monkeypatch.setattr("sys.argv", [])
+    run._run("pion://127.0.0.1:1", 1, [])
+    placed = {name: getattr(server, name) for name in ours}
+    assert {name: getattr(it, "func", it) for name, it in placed.items()} == ours
