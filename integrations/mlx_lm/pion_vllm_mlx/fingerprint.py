@@ -1,10 +1,11 @@
 """What must be equal for a stored prefix to be usable, as hex sha256.
 
 `model_fingerprint` covers the model: class, configuration, each module's scalar settings (rope,
-scale, quantisation), and name, shape, dtype and up to 64 evenly spaced elements of every parameter.
-It is a sample: another checkpoint, quantisation or adapter moves every tensor it touches, and is
-seen; an edit of a few single weights may not be. It is the same in any process and on any machine
-with the same mlx-lm. `prefix_fingerprint` adds the layout of the rows and the token ids.
+scale, quantisation), and of every parameter its name, shape, dtype, the sum of each row's bit
+patterns, and up to 64 evenly spaced elements. So one weight that changes is seen, such as those of
+a token that was added and trained; what only trades places within a row may not be. All weights are
+read once, about 0.1 s for each GB on two CPU cores. It is the same in any process and on any
+machine with the same mlx-lm. `prefix_fingerprint` adds the layout of the rows and the token ids.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from mlx.utils import tree_flatten
 from pion_vllm_mlx.model import Model
 
 # Another rule below, another number: what older versions wrote is then a mismatch, never a hit.
-VERSION = "pion-mlx-1"
+VERSION = "pion-mlx-2"
 SAMPLES = 64
+_BITS = {1: mx.uint8, 2: mx.uint16, 4: mx.uint32, 8: mx.uint64}  # by the size of an element
 
 
 def model_fingerprint(model: Model) -> str:
@@ -32,11 +34,12 @@ def model_fingerprint(model: Model) -> str:
     for part in (_class_name(model), _config(model), *_settings(model)):
         _add(digest, part.encode())
     parameters = cast("list[tuple[str, mx.array]]", tree_flatten(model.parameters()))
-    samples = [_sample(value) for _, value in parameters]
-    mx.eval(samples)
-    for (name, value), sample in zip(parameters, samples, strict=True):
+    found = [(_sums(value), _sample(value)) for _, value in parameters]
+    mx.eval(found)
+    for (name, value), arrays in zip(parameters, found, strict=True):
         _add(digest, f"{name} {value.shape} {value.dtype}".encode())
-        _add(digest, np.asarray(sample).tobytes())
+        for array in arrays:
+            _add(digest, np.asarray(array).tobytes())
     return digest.hexdigest()
 
 
@@ -81,6 +84,12 @@ def _settings(model: Model) -> list[str]:
         }
         lines.append(f"{name} {type(module).__qualname__} {json.dumps(plain, sort_keys=True)}")
     return lines
+
+
+def _sums(value: mx.array) -> mx.array:
+    """The sum of each row's elements, taken as unsigned integers, modulo 2**32 or more."""
+    rows = value if value.ndim else value.reshape(1)
+    return mx.sum(rows.view(_BITS[value.dtype.size]), axis=-1)
 
 
 def _sample(value: mx.array) -> mx.array:

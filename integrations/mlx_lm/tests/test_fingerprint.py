@@ -11,6 +11,7 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.tuner.utils import linear_to_lora_layers
@@ -64,6 +65,31 @@ def test_whatever_changes_the_model_changes_it(tiny: Tiny) -> None:
         quantized(tiny("llama"), group_size=64, bits=4),
     ]
     assert len({model_fingerprint(model) for model in models}) == len(models)
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
+def test_a_single_weight_that_changes_is_seen(tiny: Tiny, dtype: mx.Dtype) -> None:
+    """Wherever it is, such as in the row of one token of the vocabulary; by a single bit."""
+    model = tiny("llama", dtype)
+    seen = {model_fingerprint(model)}
+    parameters = 2 * tree_flatten(model.parameters())
+    numbers = np.random.default_rng(3)
+    for name, value in parameters:
+        bits = np.array(mx.contiguous(value.reshape(-1)).view(mx.uint8))
+        bits[numbers.integers(bits.size)] ^= 1 << numbers.integers(8)
+        model.load_weights([(name, mx.array(bits).view(dtype).reshape(value.shape))], strict=False)
+        seen.add(model_fingerprint(model))
+        model.load_weights([(name, value)], strict=False)
+    assert len(seen) == 1 + len(parameters)
+
+
+def test_rows_that_trade_places_are_seen(tiny: Tiny) -> None:
+    """Two tokens of the vocabulary that are exchanged."""
+    model = tiny("llama")
+    before = model_fingerprint(model)
+    rows = [0, 2, 1, *range(3, model.model.embed_tokens.weight.shape[0])]
+    model.model.embed_tokens.weight = model.model.embed_tokens.weight[mx.array(rows)]
+    assert model_fingerprint(model) != before
 
 
 @pytest.mark.parametrize(
