@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from itertools import chain, cycle
-from typing import Any
+from typing import Any, TypeAlias
+from unittest.mock import patch
 
 import numpy as np
 import pytest
+from hypothesis import strategies as st
 
 from pion_server.errors import ProtocolError
 from pion_server.wire import receive
@@ -16,6 +19,22 @@ from pion_server.wire.replies import INCOMPLETE, ReplyDecoder
 from pion_server.wire.requests import RequestDecoder
 
 WHOLE = (1 << 30,)
+Decode: TypeAlias = Callable[..., list[Any]]
+# The last one bounds the time of an example; that all bytes come one by one is tried elsewhere.
+sizes_of_reads = st.lists(st.sampled_from([1, 2, 3, 7, 50, 4_000, 30_000, 200_000])).map(
+    lambda sizes: [*sizes, 5_003]
+)
+
+
+def noise(tokens: st.SearchStrategy[bytes]) -> st.SearchStrategy[bytes]:
+    """Pieces of frames in any order, or any bytes."""
+    return st.lists(tokens, max_size=30).map(b"".join) | st.binary(max_size=300)
+
+
+def little_reserved() -> AbstractContextManager[Any]:
+    """No more of a large bulk is reserved than scratch has, which receive_all checks at every
+    buffer that is handed out."""
+    return patch.multiple(receive, RESERVE=receive.SCRATCH, MAPPED_FROM=receive.SCRATCH)
 
 
 def receive_all(

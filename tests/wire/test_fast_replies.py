@@ -6,9 +6,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -16,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pion_server.errors import ColdMiss, Mismatch, PionError
-from pion_server.wire import receive
 from pion_server.wire.encode import encode_reply
 from pion_server.wire.fast_encode import encode_fast_reply
 from pion_server.wire.fast_replies import FastReplyDecoder
@@ -24,7 +21,7 @@ from pion_server.wire.limits import BY_REFERENCE, MAX_DEPTH, Limits
 from pion_server.wire.replies import ReplyDecoder
 from pion_server.wire.values import OK, Status, Stream
 
-Decode = Callable[..., list[Any]]
+from .conftest import Decode, little_reserved, noise, sizes_of_reads
 
 
 def value(
@@ -79,10 +76,6 @@ replies = st.recursive(
         st.dictionaries(st.text(st.characters(codec="utf-8"), max_size=5), inner, max_size=3),
     ),
     max_leaves=12,
-)
-# The last one bounds the time of an example; that all bytes come one by one is tried elsewhere.
-sizes_of_reads = st.lists(st.sampled_from([1, 2, 3, 7, 50, 4_000, 30_000, 200_000])).map(
-    lambda sizes: [*sizes, 5_003]
 )
 
 
@@ -198,15 +191,13 @@ tokens = st.sampled_from(
 
 @settings(max_examples=400, deadline=None)
 @given(
-    st.one_of(st.lists(tokens, max_size=30).map(b"".join), st.binary(max_size=300)),
+    noise(tokens),
     sizes_of_reads,
 )
 def test_noise_makes_only_protocol_errors(
     replies_of: Decode, data: bytes, sizes: list[int]
 ) -> None:
-    with patch.multiple(
-        receive, RESERVE=receive.SCRATCH, MAPPED_FROM=receive.SCRATCH
-    ):  # checked at every buffer handed out
+    with little_reserved():
         whole = replies_of(FastReplyDecoder(Limits()), data)
         cut = replies_of(FastReplyDecoder(Limits()), data, sizes)
     assert repr(cut) == repr(whole)  # by repr, as errors and NaN differ from their equals

@@ -5,8 +5,7 @@ the same limits, and bytes that are no frames make a ProtocolError, never anythi
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 from unittest.mock import patch
 
 import numpy as np
@@ -23,12 +22,8 @@ from pion_server.wire.fast_encode import encode_fast_request
 from pion_server.wire.fast_requests import FastRequestDecoder
 from pion_server.wire.limits import BEFORE_AUTH, BY_REFERENCE, MAX_ARGS, Limits
 
-Decode = Callable[..., list[Any]]
+from .conftest import Decode, little_reserved, noise, sizes_of_reads
 
-# The last one bounds the time of an example; that all bytes come one by one is tried elsewhere.
-sizes_of_reads = st.lists(st.sampled_from([1, 2, 3, 7, 50, 4_000, 30_000, 200_000])).map(
-    lambda sizes: [*sizes, 5_003]
-)
 small = st.binary(max_size=40)
 large = st.tuples(
     st.integers(BY_REFERENCE - 3, 4 * BY_REFERENCE + 3), st.binary(min_size=1, max_size=9)
@@ -200,15 +195,13 @@ tokens = st.sampled_from(
 
 @settings(max_examples=400, deadline=None)
 @given(
-    st.one_of(st.lists(tokens, max_size=30).map(b"".join), st.binary(max_size=300)),
+    noise(tokens),
     sizes_of_reads,
 )
 def test_noise_makes_only_protocol_errors(
     requests_of: Decode, data: bytes, sizes: list[int]
 ) -> None:
-    with patch.multiple(
-        receive, RESERVE=receive.SCRATCH, MAPPED_FROM=receive.SCRATCH
-    ):  # checked at every buffer handed out
+    with little_reserved():
         whole = requests_of(FastRequestDecoder(Limits()), data)
         cut = requests_of(FastRequestDecoder(Limits()), data, sizes)
     assert cut == whole

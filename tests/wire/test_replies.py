@@ -5,9 +5,7 @@ caller gave some, and bytes that are no reply make a ProtocolError, never anythi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -15,12 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pion_server.errors import Mismatch, PionError
-from pion_server.wire import receive
 from pion_server.wire.limits import BY_REFERENCE, MAX_DEPTH, MAX_LINE, Limits
 from pion_server.wire.replies import INCOMPLETE, ReplyDecoder
 from pion_server.wire.values import OK, Status
 
-Decode = Callable[..., list[Any]]
+from .conftest import Decode, little_reserved, noise, sizes_of_reads
 
 VALUES: list[tuple[bytes, Any]] = [
     (b"+OK\r\n", OK),
@@ -135,10 +132,6 @@ def test_the_deepest_reply_allowed(replies_of: Decode) -> None:
     assert reply == 5
 
 
-# The last one bounds the time of an example; that all bytes come one by one is tried elsewhere.
-sizes_of_reads = st.lists(st.sampled_from([1, 2, 3, 7, 50, 4_000, 30_000, 200_000])).map(
-    lambda sizes: [*sizes, 5_003]
-)
 tokens = st.sampled_from(
     [bytes((kind,)) for kind in b"+-:$*%~>|,#(_=!?xX01379"]
     + [b"\r\n", b"\r", b"-1", b"inf", b"$1\r\na\r\n", b"$20000\r\n", b"$4000000000\r\n", b"*2\r\n"]
@@ -148,15 +141,13 @@ tokens = st.sampled_from(
 
 @settings(max_examples=400, deadline=None)
 @given(
-    st.one_of(st.lists(tokens, max_size=30).map(b"".join), st.binary(max_size=300)),
+    noise(tokens),
     sizes_of_reads,
 )
 def test_noise_makes_only_protocol_errors(
     replies_of: Decode, data: bytes, sizes: list[int]
 ) -> None:
-    with patch.multiple(
-        receive, RESERVE=receive.SCRATCH, MAPPED_FROM=receive.SCRATCH
-    ):  # checked at every buffer handed out
+    with little_reserved():
         whole = replies_of(ReplyDecoder(Limits()), data)
         cut = replies_of(ReplyDecoder(Limits()), data, sizes)
     assert repr(cut) == repr(whole)  # by repr, as errors and NaN differ from their equals

@@ -4,8 +4,6 @@ requests make a ProtocolError, never anything else.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -17,13 +15,9 @@ from pion_server.wire.encode import encode_request
 from pion_server.wire.limits import BEFORE_AUTH, BY_REFERENCE, MAX_ARGS, MAX_LINE, Limits
 from pion_server.wire.requests import RequestDecoder
 
-Decode = Callable[..., list[Any]]
+from .conftest import Decode, little_reserved, noise, sizes_of_reads
 
 SMALL_RESERVE = BY_REFERENCE + 5_000
-# The last one bounds the time of an example; that all bytes come one by one is tried elsewhere.
-sizes_of_reads = st.lists(st.sampled_from([1, 2, 3, 7, 50, 4_000, 30_000, 200_000])).map(
-    lambda sizes: [*sizes, 5_003]
-)
 small = st.binary(max_size=40)
 large = st.tuples(
     st.integers(BY_REFERENCE - 3, 4 * BY_REFERENCE + 3), st.binary(min_size=1, max_size=9)
@@ -79,14 +73,14 @@ tokens = st.sampled_from(
 
 @settings(max_examples=400, deadline=None)
 @given(
-    st.one_of(st.lists(tokens, max_size=30).map(b"".join), st.binary(max_size=300)),
+    noise(tokens),
     sizes_of_reads,
     st.sampled_from([Limits(), BEFORE_AUTH]),
 )
 def test_noise_makes_only_protocol_errors(
     requests_of: Decode, data: bytes, sizes: list[int], limits: Limits
 ) -> None:
-    with patch.object(receive, "RESERVE", receive.SCRATCH):  # checked at every buffer handed out
+    with little_reserved():
         whole = requests_of(RequestDecoder(limits), data)
         assert requests_of(RequestDecoder(limits), data, sizes) == whole
     for request in whole[:-1]:
