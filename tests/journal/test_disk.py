@@ -10,6 +10,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -167,6 +168,29 @@ def test_every_byte_is_written_once_and_in_order(
         patch.setattr(disk_module, "MAX_BYTES", most_bytes)
         assert write_all(disk, fd, buffers) == sum(map(len, buffers))
     assert disk.content("f") == b"".join(buffers)
+
+
+def test_what_is_to_outlive_a_power_cut_is_given_to_the_disk_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a power cut nothing else would tell."""
+    asked: list[tuple[str, int]] = []
+
+    def note(name: str, fd: int) -> None:
+        asked.append((name, os.fstat(fd).st_ino))
+
+    monkeypatch.setattr(disk_module.sys, "platform", "linux")
+    for name in ("fdatasync", "fsync"):
+        monkeypatch.setattr(os, name, partial(note, name), raising=False)
+    disk = Disk()
+    fd = disk.create(tmp_path / "f")
+    disk.sync(fd)
+    disk.close(fd)
+    disk.sync_folder(tmp_path)
+    assert asked == [
+        ("fdatasync", (tmp_path / "f").stat().st_ino),
+        ("fsync", tmp_path.stat().st_ino),
+    ]
 
 
 def test_macos_is_asked_to_empty_the_drives_cache_as_well(
