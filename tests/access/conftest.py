@@ -1,13 +1,12 @@
-"""The whole life of a tenant in commands, and connections that keep replies as bytes."""
+"""The whole life of a tenant in commands, and servers with two tenants."""
 
 from __future__ import annotations
 
 import asyncio
-import socket
 import ssl
 import threading
 from collections.abc import Callable, Coroutine, Iterator
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +16,8 @@ from pion_server.config import Config
 from pion_server.net.listening import Entrance, listen
 from pion_server.net.server import PionServer
 
-SECONDS = 60.0
+from ..raw import SECONDS, Raw, Word
+
 ALICE, BOB = ("alice", "alices-s3cret"), ("bob", "bobs-s3cret")
 SECRETS = dict((ALICE, BOB))
 
@@ -26,7 +26,6 @@ class Name(bytes):
     """A word of a command that names a key, a session or a namespace."""
 
 
-Word: TypeAlias = "bytes | str | int"
 ROWS = np.arange(8, dtype="<f4").tobytes()  # 2 rows of 4 values
 ROW, ZERO, ONE = ROWS[:16], b"\0", b"\1\0\0\0"
 HASHES = bytes(range(16))
@@ -150,49 +149,6 @@ def life() -> list[list[Word]]:
 def name_type() -> type[bytes]:
     """Which words of LIFE are names."""
     return Name
-
-
-def request(*words: Word) -> bytes:
-    """A command as an array of bulks."""
-    octets = [word if isinstance(word, bytes) else str(word).encode() for word in words]
-    return b"*%d\r\n" % len(octets) + b"".join(b"$%d\r\n%b\r\n" % (len(w), w) for w in octets)
-
-
-class Raw:
-    """A connection whose replies are the bytes they are."""
-
-    def __init__(self, port: int, tls: ssl.SSLContext | None = None) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", port), SECONDS)
-        if tls is not None:
-            self.socket = tls.wrap_socket(self.socket, server_hostname="localhost")
-        self._file = self.socket.makefile("rb")
-
-    def ask(self, *words: Word) -> bytes:
-        """A command and the frame of its reply; empty where the server closes instead."""
-        self.send(*words)
-        return self.reply()
-
-    def send(self, *words: Word) -> None:
-        self.socket.sendall(request(*words))
-
-    def reply(self) -> bytes:
-        line = self._file.readline()
-        count = int(line[1:]) if line[:1] in (b"$", b"*", b"%") else 0
-        if line[:1] == b"$":
-            return line + self._file.read(count + 2 if count >= 0 else 0)
-        children = count * (2 if line[:1] == b"%" else 1)
-        return line + b"".join(self.reply() for _ in range(children))
-
-    def closed(self) -> bool:
-        """Wait for the server's end of it; nothing more may come before."""
-        try:
-            return self._file.read() == b""
-        except ConnectionResetError:
-            return True
-
-    def close(self) -> None:
-        self._file.close()
-        self.socket.close()
 
 
 Dial = Callable[..., Raw]

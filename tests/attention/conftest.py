@@ -14,8 +14,8 @@ from softmax_oracle import Doubles, as_kept, assert_near, attention
 from pion_server.attention.base import Floats, Partial
 from pion_server.client import Client
 
-from ..access.conftest import Raw
 from ..conftest import finish_pion, launch_pion
+from ..raw import Raw
 
 SECONDS = 60.0
 OPTIONS = {

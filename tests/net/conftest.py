@@ -6,20 +6,14 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, TypeAlias
+from typing import Any
 
 import psutil
 import pytest
 
-SECONDS = 60.0
+from ..raw import SECONDS, Word, request
+
 PIECE = 1 << 20
-Word: TypeAlias = bytes | str | int
-
-
-def request(*words: Word) -> bytes:
-    """A command as an array of bulks."""
-    octets = [word if isinstance(word, bytes) else str(word).encode() for word in words]
-    return b"*%d\r\n" % len(octets) + b"".join(b"$%d\r\n%b\r\n" % (len(w), w) for w in octets)
 
 
 class Wire:

@@ -97,8 +97,8 @@ def test_a_browser_that_is_made_to_post_here_has_no_command_carried_out(
     other.ask("SET", "precious", "v")
     for verb in (b"POST", b"GET", b"DELETE", b"OPTIONS"):
         http = dial(pion_server.port)
-        http.write(verb + b" / HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 5\r\n\r\n")
-        http.write(b"DEL precious\r\n")
+        head = verb + b" / HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 5\r\n\r\n"
+        http.write(head + b"DEL precious\r\n")  # what comes after the close would be a reset
         assert http.rest().endswith(PROTOCOL_ERROR + b"this is HTTP, not RESP\r\n")
     assert other.ask("EXISTS", "precious") == b":1\r\n"
 

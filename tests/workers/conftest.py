@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -14,43 +13,13 @@ import pytest
 
 from pion_server.client import Client
 from pion_server.client.calls import Worker
-from pion_server.wire.encode import encode_request
+
+from ..raw import Raw
 
 SECONDS = 30.0
 # A prefix of one layer and two tokens, 4 fp32 values a row.
 ROWS = np.arange(8, dtype="<f4")
 PREFIX = {"dim": 4, "codec": "fp32", "layers": 1, "tokens": 2}
-ITEMS = {b"*": 1, b"%": 2}
-
-
-class Raw:
-    """One connection whose replies are compared as the bytes they are."""
-
-    def __init__(self, port: int) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", port), SECONDS)
-        self._input = self.socket.makefile("rb")
-
-    def send(self, *words: Any) -> None:
-        for part in encode_request(words):
-            self.socket.sendall(part)
-
-    def ask(self, *words: Any) -> bytes:
-        self.send(*words)
-        return self.reply()
-
-    def reply(self) -> bytes:
-        line = self._input.readline()
-        assert line, "the server closed the connection"
-        head, number = line[:1], line[1:-2]
-        if head == b"$" and number != b"-1":
-            return line + self._input.read(int(number) + 2)
-        if head in ITEMS:
-            return line + b"".join(self.reply() for _ in range(int(number) * ITEMS[head]))
-        return line
-
-    def close(self) -> None:
-        self._input.close()
-        self.socket.close()
 
 
 @dataclass

@@ -20,7 +20,8 @@ from pion_server.commands.registry import TABLE, Home
 from pion_server.errors import PionError
 from pion_server.workers import relay
 
-from .conftest import SECONDS, Raw
+from ..raw import Raw
+from .conftest import SECONDS
 
 LARGE = os.urandom(1 << 20) * 32
 

@@ -8,12 +8,11 @@ from __future__ import annotations
 import itertools
 import socket
 from collections.abc import Callable, Iterator
-from typing import Any, TypeAlias
+from typing import Any
 
 import pytest
 
-SECONDS = 60.0
-Word: TypeAlias = bytes | str | int
+from ...raw import SECONDS, Word, request
 
 
 class Raw:
@@ -73,12 +72,6 @@ class Raw:
         assert len(data) == nbytes + 2
         assert data.endswith(b"\r\n")
         return data[:-2]
-
-
-def request(*words: Word) -> bytes:
-    """A command as an array of bulks."""
-    octets = [word if isinstance(word, bytes) else str(word).encode() for word in words]
-    return b"*%d\r\n" % len(octets) + b"".join(b"$%d\r\n%b\r\n" % (len(w), w) for w in octets)
 
 
 @pytest.fixture(scope="module", params=[2, 3], ids=["resp2", "resp3"])
