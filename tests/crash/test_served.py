@@ -46,6 +46,8 @@ def store_prefix(client: Client, name: str, seed: int, **options: Any) -> None:
 
 def write(client: Client) -> None:
     """Something of every kind: made, changed, partly overwritten and dropped."""
+    client.set("flushed", "x")
+    client.flushdb()
     store_prefix(client, "kept", 1, fingerprint="aa")
     store_prefix(client, "child", 3, parent="kept")
     store_prefix(client, "dropped", 5)
@@ -73,7 +75,7 @@ def read(client: Client) -> list[Any]:
         client.v_fetch("session", 0, 0, ROWS, fmt="NATIVE"),
         client.v_fetch("session", 3, 5, 5 + ROWS, fmt="NATIVE"),
         *(client.ssm_fetch(name, layer) for name in ("kept", "alone") for layer in (0, 2, 3)),
-        client.mget("key", "other", "deleted"),
+        client.mget("key", "other", "deleted", "flushed"),
         client.ttl("other") > 900_000,
         sorted(client.scan()[1]),
     ]
@@ -217,6 +219,26 @@ def test_budgets_hold_from_the_start(start_pion: Any, folder: Path) -> None:
     server.kill()
     with Client(started(start_pion, folder).url) as client:  # what went stays away
         assert [i for i in range(20) if client.prefix_match([f"prefix-{i}"])] == there
+
+
+def test_what_was_evicted_stays_away(start_pion: Any, folder: Path) -> None:
+    def found(client: Client) -> list[Any]:
+        info = client.prefix_info()
+        fields = ("registered_prefixes", "vstore_sessions", "ssm_states")
+        return [*(info[field] for field in fields), client.exists("key"), client.exists("large")]
+
+    server = started(start_pion, folder, "--max-memory", "1mb")
+    with Client(server.url) as client:
+        store_prefix(client, "prefix", 1)
+        client.ssm_store("state", 0, b"state")
+        client.v_create("session", 64)
+        client.set("key", "x")
+        assert found(client) == [1, 3, 1, 1, 0]
+        client.set("large", bytes(998_500))  # beside which not even a key has room
+        assert found(client) == [0, 0, 0, 0, 1]
+    server.kill()
+    with Client(started(start_pion, folder).url) as client:
+        assert found(client) == [0, 0, 0, 0, 1]
 
 
 def test_a_snapshot_of_a_name_starts_another_server(

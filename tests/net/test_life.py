@@ -142,7 +142,8 @@ def test_help_names_every_option_and_fits_a_terminal() -> None:
 
 
 def test_options_of_existing_scripts_are_taken(start_pion: Any, dial: Any) -> None:
-    server = start_pion("--kvcache", "-w", "1", "--max-memory", "1gb", "--log-level", "debug")
+    said = ("--kvcache", "--independent-workers", "--metal-attention", "-w", "1")
+    server = start_pion(*said, "--max-memory", "1gb", "--log-level", "debug")
     assert dial(server.port).ask("PING") == b"+PONG\r\n"
 
 
