@@ -72,6 +72,8 @@ def options_of(plugin: str, extra_config: dict[str, Any]) -> Options:
 
 
 def check_engine(config: LMCacheEngineConfig) -> None:
+    """Raises ValueError on settings of LMCache that we cannot serve; warns of one that leaves
+    processes with nothing to share."""
     if config.remote_serde not in (None, "naive"):
         raise ValueError(
             f"remote_serde '{config.remote_serde}' is not supported; leave it out, and name a "

@@ -89,12 +89,9 @@ class Engine:
         absent = [index for index, known in enumerate(there) if not known]
         with suppress(Unavailable):
             for piece in _pieces(absent, chunks):
-                sent = [chunks[index] for index in piece]
-                answers = self.remote.move([call for chunk in sent for call in _store(chunk)])
-                for index, *pair in zip(piece, answers[0::2], answers[1::2], strict=True):
-                    if not any(self._refused(answer) for answer in pair):
-                        outcomes[index] = Outcome.STORED
-                        self.counts.add("bytes_stored", len(chunks[index].data))
+                sent = self._sent([chunks[index] for index in piece])
+                for index, outcome in zip(piece, sent, strict=True):
+                    outcomes[index] = outcome
         self.counts.add_each(outcome.value for outcome in outcomes)
         return outcomes
 
@@ -130,6 +127,17 @@ class Engine:
         """Take no more work; what runs ends by its deadline, and is waited for."""
         self.remote.close()
 
+    def _sent(self, chunks: Sequence[Chunk]) -> list[Outcome]:
+        answers = self.remote.move([call for chunk in chunks for call in _store(chunk)])
+        outcomes = []
+        for chunk, *pair in zip(chunks, answers[0::2], answers[1::2], strict=True):
+            if any(map(self._refused, pair)):
+                outcomes.append(Outcome.FAILED)
+                continue
+            outcomes.append(Outcome.STORED)
+            self.counts.add("bytes_stored", len(chunk.data))
+        return outcomes
+
     def _received(self, chunks: Sequence[Chunk]) -> list[int]:
         receivers = [Receiver(chunk) for chunk in chunks]
         answers = self.remote.move([call for receiver in receivers for call in receiver.calls])
@@ -147,7 +155,7 @@ class Engine:
 
     def _refused(self, answer: Any) -> bool:
         if isinstance(answer, PionError):
-            self.remote.refused(answer)
+            self.remote.note(answer)
         return isinstance(answer, PionError)
 
 

@@ -77,10 +77,9 @@ class PionL2Adapter(L2AdapterInterface):
             if outcome is Outcome.STORED
         ]
         sizes = [objects[at].get_size() for at in stored]
+        groups = [keys[at].object_group_id for at in stored]
+        self._sizes.update(zip(groups, sizes, strict=True))
         if stored:
-            self._sizes.update(
-                (keys[at].object_group_id, size) for at, size in zip(stored, sizes, strict=True)
-            )
             self._notify_keys_stored([keys[at] for at in stored], sizes)
         whole = len(usable) == len(keys) and Outcome.FAILED not in outcomes
         return L2StoreResult(whole, sum(sizes))
@@ -172,7 +171,7 @@ class PionL2Adapter(L2AdapterInterface):
             try:
                 chunks.append((at, self._chunk(key, obj)))
             except ValueError as error:
-                self.engine.remote.refused(PionError(str(error)))
+                self.engine.remote.note(error)
         return chunks
 
     def _chunk(self, key: ObjectKey, obj: MemoryObj) -> Chunk:

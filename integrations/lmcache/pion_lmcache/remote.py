@@ -13,7 +13,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from pion_lmcache.options import Options
 from pion_lmcache.tally import Tally
@@ -22,6 +22,7 @@ from pion_server.client.url import parse_url
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
 _OUTAGES = {ConnectionFailed.__name__, DeadlineExceeded.__name__}
 
 
@@ -57,23 +58,17 @@ class Remote:
 
     def ask(self, questions: Sequence[Call[Any]]) -> list[Any]:
         """The answers to small calls, each a value or its PionError. Raises Unavailable."""
-        answers: list[Any] = self._guarded(lambda: self._questions.pipeline(questions))
-        return answers
+        return self._guarded(lambda: self._questions.pipeline(questions))
 
     def move(self, transfers: Sequence[Call[Any]]) -> list[Any]:
         """`ask` for calls that carry payloads."""
-        answers: list[Any] = self._guarded(lambda: self._moved(transfers))
-        return answers
+        return self._guarded(lambda: self._moved(transfers))
 
     def ping(self) -> None:
         """Ask whether the server is well, also while it is left alone; it is used again at once
         where it is. Raises Unavailable."""
         self._away_until = 0.0
         self._guarded(self._questions.ping)
-
-    def refused(self, error: PionError) -> None:
-        """Count and log what the server said no to."""
-        self._note(error)
 
     def close(self) -> None:
         """Give up. A call that runs ends by its deadline, and is waited for."""
@@ -94,20 +89,21 @@ class Remote:
         finally:
             self._free.put(client)
 
-    def _guarded(self, run: Callable[[], Any]) -> Any:
+    def _guarded(self, run: Callable[[], T]) -> T:
         if self.closed or self.away:
             self.errors.add("Away")
             raise Unavailable
         try:
             answer = run()
         except Exception as error:
-            self._note(error)
+            self.note(error)
             raise Unavailable from error
         if self._quiet & _OUTAGES:
             self._well_again()
         return answer
 
-    def _note(self, error: Exception) -> None:
+    def note(self, error: Exception) -> None:
+        """Count an error by its kind, and log the first of a kind."""
         kind = type(error).__name__
         self.errors.add(kind)
         with self._lock:

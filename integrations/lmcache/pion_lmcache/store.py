@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pion_lmcache.tensors import array_of, format_of
-from pion_server.client import Client, PionError, calls
+from pion_server.client import Client, calls
 
 Side: TypeAlias = Literal["K", "V"]
 _SESSION = {"K": "_pk", "V": "_pv"}
@@ -116,6 +116,3 @@ class PionStore:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-__all__ = ["PionError", "PionStore", "Side"]

@@ -125,9 +125,9 @@ def test_a_server_that_comes_up_later(own_pion: Any, connect: Any) -> None:
 
 
 @pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault != "pass"])
-def test_bad_replies(proxy: Any, connect: Any, fault: str) -> None:
-    backend = connect(proxy.url, timeout=0.5)
-    keys, contents = backend.stored(3)
+def test_bad_replies(url: str, proxy: Any, connect: Any, fault: str) -> None:
+    patient, backend = connect(url), connect(proxy.url, timeout=0.5)
+    keys, contents = patient.stored(3)
     proxy.mode = fault
     for _ in range(3):
         for found, right in zip(backend.get(keys), contents, strict=True):
@@ -136,7 +136,7 @@ def test_bad_replies(proxy: Any, connect: Any, fault: str) -> None:
         backend.stored(1)
     proxy.mode = "pass"
     if fault == "flip":  # the chunks that came wrong were dropped, so they are stored again
-        keys, contents = backend.stored(3)
+        keys, contents = patient.stored(3)
     recovered(backend, keys, contents)
     assert backend.in_use == 0
 
@@ -170,9 +170,9 @@ def test_a_hanging_server_costs_its_timeout_once(proxy: Any, connect: Any) -> No
     assert backend.remote.contains(keys[0])
 
 
-def test_more_stalls_than_lmcache_has_workers(proxy: Any, connect: Any) -> None:
-    backend = connect(proxy.url, timeout=0.05, retry_after=0)
-    keys, contents = backend.stored(2)
+def test_more_stalls_than_lmcache_has_workers(url: str, proxy: Any, connect: Any) -> None:
+    backend = connect(proxy.url, timeout=0.2, retry_after=0)
+    keys, contents = connect(url).stored(2)
     proxy.mode = "hang"
     for _ in range(10):
         assert backend.get(keys) == [None, None]

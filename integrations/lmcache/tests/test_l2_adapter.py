@@ -174,7 +174,7 @@ def test_closing_ends_what_runs(proxy: Any) -> None:
 
 def test_a_storage_manager_whose_server_dies(own_pion: Any) -> None:
     server = own_pion()
-    store = managers.manager(managers.plugin(server.url, timeout=0.3, retry_after=0.1))
+    store = managers.manager(managers.plugin(server.url, retry_after=0.1))
     try:
         kv = engines.random_kv(128, seed=2).reshape(2, *managers.SHAPE)
         server.kill()
