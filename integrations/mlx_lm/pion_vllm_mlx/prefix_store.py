@@ -28,8 +28,6 @@ from pion_vllm_mlx.pace import Pace
 from pion_vllm_mlx.prefill import PREFILL_STEP_SIZE, prefill, segments
 from pion_vllm_mlx.remote import Unavailable
 
-# A restore of a long prefix may take longer than `timeout`, at this pace.
-LEAST_BYTES_PER_S = 100e6
 # Names of namespaces to remember, some 100 bytes each.
 MAX_KNOWN = 1 << 17
 
@@ -172,8 +170,7 @@ class PrefixStore(Connected):
     def _fetch(self, match: Match, restore: Restore) -> list[Cache] | None:
         saved = self._pace.prefill_seconds(match.length)
         round_trip = restore.calls(self._root, None if saved is None else saved * 1e3)
-        timeout = self._timeout + restore.nbytes / LEAST_BYTES_PER_S
-        replies = self._remote.read(round_trip, timeout)
+        replies = self._remote.read(round_trip, self._remote.seconds(restore.nbytes))
         caches = self._make_caches()
         return caches if restore.fill(caches, replies) else None
 

@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 5.0
 MAX_RETRY_AFTER_S = 60.0
+# What is long may take longer than the timeout, at this pace.
+LEAST_BYTES_PER_S = 100e6
 
 
 class Unavailable(Exception):
@@ -57,16 +59,19 @@ class Remote:
         except Exception as error:
             self._note(error)
             raise Unavailable from error
-        self._failures = 0
+
+    def seconds(self, nbytes: int) -> float:
+        """How long it may take to move so many bytes."""
+        return self.timeout + nbytes / LEAST_BYTES_PER_S
 
     def read(self, requests: Sequence[Call[Any]], timeout: float) -> list[Any]:
         """The values of `requests`, sent as one; raises the first error of any. Use within
         guard()."""
-        return _all(self._reader, requests, timeout)
+        return self._all(self._reader, requests, timeout)
 
     def write(self, requests: Sequence[Call[Any]]) -> list[Any]:
         """As read(), over the connection that stores."""
-        return _all(self._writer, requests, self.timeout)
+        return self._all(self._writer, requests, self.timeout)
 
     def store(self, entry: Entry) -> bool:
         """Register an entry, then send what it holds; whether that succeeded. Never raises.
@@ -77,8 +82,8 @@ class Remote:
         start = time.perf_counter()
         stored = False
         with suppress(Unavailable), self.guard():
-            self._writer.execute(entry.register())
-            _all(self._writer, entry.content(), self.timeout)
+            self.write([entry.register()])
+            self._all(self._writer, entry.content(), self.seconds(entry.nbytes))
             stored = True
         self._stats.add(
             stores=stored,
@@ -93,7 +98,7 @@ class Remote:
         there: list[int] = []
         with suppress(Unavailable), self.guard():
             questions = [calls.prefix_match([entry.namespace]) for entry in entries]
-            there = _all(self._writer, questions, self.timeout)
+            there = self.write(questions)
         for count, (entry, hit) in enumerate(zip(entries, there, strict=False)):
             if not hit and not self.store(entry):
                 return count
@@ -103,6 +108,15 @@ class Remote:
         self._reader.close()
         self._writer.close()
 
+    def _all(self, client: Client, requests: Sequence[Call[Any]], timeout: float) -> list[Any]:
+        """The values of all requests, or the first error of any."""
+        outcomes = client.pipeline(requests, timeout=timeout)
+        self._failures = 0
+        for outcome in outcomes:
+            if isinstance(outcome, PionError):
+                raise outcome
+        return outcomes
+
     def _note(self, error: Exception) -> None:
         if isinstance(error, ConnectionFailed | DeadlineExceeded):
             pause = min(RETRY_AFTER_S * 2**self._failures, MAX_RETRY_AFTER_S)
@@ -111,12 +125,3 @@ class Remote:
         kind = type(error).__name__
         if self._stats.error(kind):
             logger.warning("going on without Pion: %s: %s (the next ones are counted)", kind, error)
-
-
-def _all(client: Client, requests: Sequence[Call[Any]], timeout: float) -> list[Any]:
-    """The values of all requests, or the first error of any."""
-    outcomes = client.pipeline(requests, timeout=timeout)
-    for outcome in outcomes:
-        if isinstance(outcome, PionError):
-            raise outcome
-    return outcomes

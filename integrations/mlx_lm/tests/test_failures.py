@@ -13,7 +13,7 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 from mlx_lm.models.cache import KVCache
-from pion_vllm_mlx import PionPromptCache, remote
+from pion_vllm_mlx import PionPromptCache, PrefixStore, remote
 from pion_vllm_mlx.background import Job
 from pion_vllm_mlx.caches import make_caches
 from pion_vllm_mlx.fingerprint import model_fingerprint, prefix_fingerprint
@@ -367,6 +367,40 @@ def test_a_server_that_comes_back(
         for _ in range(2):
             assert_prefilled(model, pion.get_or_prefill(IDS, namespace=namespace))
         assert (pion.stats()["hits"], pion.stats()["stores"]) == (2, 2)
+
+
+def test_only_an_answer_ends_a_row_of_failures(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pauses double as long as nothing is heard, whatever is handed over to be stored meanwhile."""
+    monkeypatch.setattr(remote, "RETRY_AFTER_S", 0.0)
+    model = tiny("llama")
+    with PrefixStore(model, f"pion://127.0.0.1:{closed_port()}", timeout=30) as store:
+        caches = prefill(model, IDS)
+        for count in range(3):
+            assert store._remote._failures == 2 * count
+            assert store.match(IDS).length == 0
+            store.insert(IDS, caches)
+            assert store.flush()
+    assert store.stats()["errors"] == {"ConnectionFailed": 6}
+
+
+def test_what_is_long_may_take_longer_than_the_timeout(
+    tiny: Tiny, connect: Connect, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a prefix that does not fit through a slow network in that time is never stored, and
+    the server is taken for hanging each time."""
+    given: list[float] = []
+    pipeline = Client.pipeline
+
+    def recorded(self: Client, requests: Any, *, timeout: float) -> Any:
+        given.append(timeout)
+        return pipeline(self, requests, timeout=timeout)
+
+    monkeypatch.setattr(Client, "pipeline", recorded)
+    monkeypatch.setattr(remote, "LEAST_BYTES_PER_S", 1.0)
+    pion = connect(tiny("llama"), vquant="native")
+    pion.get_or_prefill(IDS, namespace=namespace)
+    assert pion.flush()
+    assert max(given) == 30 + pion.stats()["bytes_stored"] > 30
 
 
 def test_a_failure_is_logged_once(
