@@ -154,6 +154,16 @@ def test_a_quota_is_of_its_tenant_alone(two_tenants: Any, dial: Any) -> None:
     assert bob.ask("MSET", "b8", "x" * 500_000, "b9", "x" * 400_000).startswith(b"-OOM")
 
 
+def test_what_one_writes_is_no_visit_of_another(two_tenants: Any, dial: Any) -> None:
+    """Or --admission would tell who else has had the same prompt."""
+    server = two_tenants("--admission", "2")
+    alice, bob = dial(server.port, "alice"), dial(server.port, "bob")
+    for raw in (alice, bob):
+        for there in (b":0\r\n", b":1\r\n"):
+            assert raw.ask("SET", "k", "v") == b"+OK\r\n"
+            assert raw.ask("EXISTS", "k") == there
+
+
 def test_attention_state_has_a_share_for_each_tenant(two_tenants: Any, dial: Any) -> None:
     server = two_tenants("--attend-slots", "2", "--attend-memory", "1000")
     alice, bob = dial(server.port, "alice"), dial(server.port, "bob")
