@@ -260,7 +260,15 @@ def test_options(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[
     for wrong in (["--pion-budget-gb", "1"], ["--pion-dir", "d"], ["--pion-timeout", "0"]):
         with pytest.raises(SystemExit):
             parse(wrong)
-    assert "--max-memory" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "--max-memory" in said
+    assert "--pion-timeout: must be a number above 0, not '0'" in said
+    for url in ("redis://:s3cret@h", "pion://:s3cret@h:99999", "pion://:s3/cret@h"):
+        with pytest.raises(SystemExit):
+            parse(["--pion-url", url])
+        said = capsys.readouterr().err
+        assert "--pion-url (or $PION_URL): " in said
+        assert "cret" not in said
 
 
 def test_every_option_of_mlx_lms_server_goes_through() -> None:

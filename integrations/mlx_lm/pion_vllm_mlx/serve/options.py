@@ -7,6 +7,9 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from pion_server.client.url import parse_url
+from pion_server.errors import PionError
+
 EPILOG = "All other options are those of mlx_lm.server, which follow."
 
 
@@ -22,7 +25,7 @@ class Options:
 
 
 def parse(arguments: list[str]) -> tuple[Options, list[str]]:
-    """Our options, and the rest for mlx_lm.server. Exits where they contradict one another."""
+    """Our options, and the rest for mlx_lm.server. Exits where they cannot work."""
     parser = _parser()
     found, rest = parser.parse_known_args(arguments)
     if found.help:
@@ -35,6 +38,11 @@ def parse(arguments: list[str]) -> tuple[Options, list[str]]:
             "--pion-budget-gb and --pion-dir are for the pion-server that serve starts; the one "
             "that is named has its own --max-memory and --data-dir"
         )
+    try:
+        if url:
+            parse_url(url)
+    except PionError as error:  # does not quote it: it may hold a password
+        parser.error(f"--pion-url (or $PION_URL): {error}")
     gigabytes = 4.0 if found.pion_budget_gb is None else found.pion_budget_gb
     return Options(url, int(gigabytes * 1e9), found.pion_dir, found.pion_timeout), rest
 
@@ -79,7 +87,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _positive(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
     if not 0 < value < 1e9:
-        raise ValueError
+        raise argparse.ArgumentTypeError(f"must be a number above 0, not {text!r}")
     return value
