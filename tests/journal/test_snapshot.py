@@ -139,6 +139,30 @@ def test_writes_between_snapshots_are_in_the_next_one() -> None:
     driver.journal.close()
 
 
+@pytest.mark.parametrize("kept", [1.0, 0.6, 0.0])
+def test_a_log_that_the_snapshot_covers_says_nothing(kept: float) -> None:
+    """It is still there where SAVE came no further; after a power cut perhaps not to its end, and
+    then what it says is older than the snapshot."""
+    log = [
+        *(key(number) for number in range(9)),
+        *story(),
+        m.CreateSession(b"again", NARROW),
+        m.DropSession(b"again"),
+        m.CreateSession(b"again", WIDE),
+        *(m.SetKey(0, b"key %d" % number, b"newer") for number in range(9)),
+    ]
+    driver = Driver(MemoryDisk())
+    driver.do(*log)
+    Gate(driver.disk, "unlink", errno.EIO)
+    with pytest.raises(PionError):
+        driver.save()
+    found = driver.disk.after()
+    (name,) = found.segments()
+    del found.content(name)[int(kept * len(found.content(name))) :]
+    reopened(found, log)
+    driver.journal.close()
+
+
 def test_an_empty_state_is_saved_too() -> None:
     driver = Driver(MemoryDisk())
     driver.save()
