@@ -43,8 +43,9 @@ class Handover(BaseModel):
     inner_listener: int | None = None  # descriptor: worker 0 listens there
 
     def pack(self) -> bytes:
-        """The line. It holds secrets."""
-        return json.dumps(self.model_dump(), default=_plain).encode() + b"\n"
+        """The line. It holds secrets. Only what was set: some options are refused where they are
+        given for nothing."""
+        return json.dumps(self.model_dump(exclude_unset=True), default=_plain).encode() + b"\n"
 
     @classmethod
     def unpack(cls, line: bytes) -> Handover:
