@@ -6,14 +6,20 @@ from __future__ import annotations
 
 import socket
 import threading
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pion_server import tenants
 from pion_server.commands.registry import TABLE, Access, Command, Job
 from pion_server.config import TenantOptions
+from pion_server.journal.disk import Buffer, Disk
 from pion_server.net import connection, door, lobby
 from pion_server.wire.values import OK
+
+from ..raw import request
 
 FULL = b"-ERR max number of clients reached\r\n"
 TWO = tuple(TenantOptions.parse(text) for text in ("alice:alices-s3cret", "bob:bobs-s3cret"))
@@ -145,3 +151,34 @@ def test_replies_behind_one_that_is_being_made_are_bounded(
     assert reader.reply() == b"+OK\r\n"
     got = [reader.reply()[-3] for _ in range(rounds)]
     assert got == [*range(8), *[rounds - 1] * (rounds - 8)]
+
+
+def test_what_waits_for_a_slow_disk_is_bounded(
+    inside: Any, dial: Any, monkeypatch: Any, tmp_path: Path
+) -> None:
+    """It is in nobody's memory limit, since the next write replaces it."""
+    go = threading.Event()
+    real = Disk.writev
+
+    def wait(disk: Disk, fd: int, buffers: Sequence[Buffer]) -> int:
+        go.wait(60)
+        return real(disk, fd, buffers)
+
+    monkeypatch.setattr(Disk, "writev", wait)
+    monkeypatch.setattr(tenants, "MAX_BACKLOG", 8 << 20)
+    server = inside(data_dir=tmp_path / "data")
+    (tenant,) = server.server.state.tenants
+    writer, other = dial(server.port), dial(server.port)
+    rounds = 40
+    sets = [request("SET", "k", b"%c" % number * (1 << 20)) for number in range(rounds)]
+    sending = threading.Thread(target=writer.socket.sendall, args=(b"".join(sets),))
+    sending.start()
+    while not tenant.is_behind():
+        assert other.ask("PING") == b"+PONG\r\n"
+    for _ in range(200):  # turns in which more could be taken
+        assert other.ask("PING") == b"+PONG\r\n"
+    assert tenant.journal.backlog_bytes < 10 << 20
+    go.set()
+    assert [writer.reply() for _ in range(rounds)] == [b"+OK\r\n"] * rounds
+    sending.join()
+    assert other.ask("GET", "k")[-3] == rounds - 1

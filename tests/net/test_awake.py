@@ -17,6 +17,8 @@ from pion_server.net import awake, server
 from pion_server.net.awake import AWAKE_SECONDS, Awake
 from pion_server.net.listening import entrances
 
+from ..raw import request
+
 
 class Clock:
     """Goes on by `step` seconds whenever it is looked at."""
@@ -111,11 +113,6 @@ class Counted(Awake):
 
     def done(self, soon: bool) -> None:
         self.requests += 1
-
-
-def request(*words: str | bytes) -> bytes:
-    octets = [word.encode() if isinstance(word, str) else word for word in words]
-    return b"*%d\r\n" % len(octets) + b"".join(b"$%d\r\n%b\r\n" % (len(w), w) for w in octets)
 
 
 @dataclass
