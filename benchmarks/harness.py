@@ -183,10 +183,11 @@ def bars(
     for index, (label, values) in enumerate(series.items()):
         places = [group + (index - (len(series) - 1) / 2) * width for group in range(len(groups))]
         drawn = axes.bar(places, values, width, label=label)
-        axes.bar_label(drawn, fmt=_label, fontsize=8, padding=2)
+        turned = 90 if len(series) > 3 else 0  # else the figures of narrow bars overlap
+        axes.bar_label(drawn, fmt=_label, fontsize=8, padding=2, rotation=turned)
     axes.set_xticks(range(len(groups)), [group.replace("_", "\n") for group in groups])
     axes.set_yscale(scale)
-    axes.set_ylabel(unit)
+    axes.set_ylabel(f"{unit}; {'more' if unit.startswith('GB/s') else 'less'} is better")
     axes.set_title(f"{title}\n{machine()['cpu']}, {os.cpu_count()} cores, {commit()}", fontsize=10)
     axes.margins(y=0.15)
     if len(series) > 1:  # beside the bars, which it would hide
