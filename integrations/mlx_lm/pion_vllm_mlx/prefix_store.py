@@ -67,15 +67,10 @@ class PrefixStore(Connected):
         self._known: set[str] = set()
 
     @property
-    def has_states(self) -> bool:
-        """Whether the model keeps anything that holds at one length only."""
-        return bool(self._layout.states)
-
-    @property
     def step(self) -> int | None:
         """`insert` has to see the caches whenever their length is a multiple of this, since states
         hold at one length only, and windows forget. None where the end is enough."""
-        if self.has_states:
+        if self._layout.states:
             return self.stride
         if self._layout.windows.formats:
             return max(PREFILL_STEP_SIZE // self._block, 1) * self._block

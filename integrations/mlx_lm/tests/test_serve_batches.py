@@ -25,8 +25,8 @@ LENGTHS = (37, 90, 11)  # so that the others are padded while one is prefilled
 CUT = 32
 
 
-def ragged() -> list[list[int]]:
-    return [[(7 * n + 11 * seed) % 100 for n in range(size)] for seed, size in enumerate(LENGTHS)]
+PROMPTS = [[(7 * n + 11 * seed) % 100 for n in range(size)] for seed, size in enumerate(LENGTHS)]
+OPTIONS = {"prefill_batch_size": 8, "completion_batch_size": 8}
 
 
 def pieces(prompt: list[int]) -> list[list[int]]:
@@ -44,9 +44,8 @@ def opened(store: PrefixStore) -> Backing:
 
 def served(model: Any, store: PrefixStore) -> list[tuple[list[int], list[Any]]]:
     """Tokens and caches wherever mlx_lm.server takes caches out of a batch of ragged prompts."""
-    options = {"prefill_batch_size": 8, "completion_batch_size": 8}
-    generator: Any = batch_generator(opened(store), model, **options)
-    uids = generator.insert_segments(list(map(pieces, ragged())), max_tokens=[4] * len(LENGTHS))
+    generator: Any = batch_generator(opened(store), model, **OPTIONS)
+    uids = generator.insert_segments(list(map(pieces, PROMPTS)), max_tokens=[4] * len(LENGTHS))
     found, finished = [], 0
     while finished < len(uids):
         prompts, answers = generator.next()
@@ -68,7 +67,7 @@ def keeps_states(model: Any) -> bool:
 
 def assert_as_alone(model: Any, store: PrefixStore, family: str) -> None:
     found = served(model, store)
-    assert len(found) == sum(len(pieces(prompt)) for prompt in ragged())
+    assert len(found) == sum(len(pieces(prompt)) for prompt in PROMPTS)
     for tokens, caches in found:
         alone = make_caches(model)
         for begin in range(0, len(tokens), CUT):
@@ -84,18 +83,38 @@ def test_states_know_of_no_padding(tiny: Tiny) -> None:
         if family in LEFT_OUT or not ships(family) or not keeps_states(model := tiny(family)):
             continue
         with PrefixStore(model, "pion://127.0.0.1:1") as store:
-            assert store.has_states
+            assert store.step is not None
             assert_as_alone(model, store, family)
         tried += 1
     assert tried > 20
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3_text", "deepseek_v3"])
-def test_rows_and_windows_know_of_no_padding(tiny: Tiny, family: str) -> None:
+@pytest.mark.parametrize("family", ["gemma3_text", "gpt_oss", "exaone4"])
+def test_windows_keep_their_order(tiny: Tiny, family: str) -> None:
+    """A prompt whose first piece is one token, beside one that has filled its windows."""
+    model = tiny(family)
+    long, short = PROMPTS[1], PROMPTS[0]
+    with PrefixStore(model, "pion://127.0.0.1:1") as store:
+        generator: Any = batch_generator(opened(store), model, **OPTIONS)
+        uids = generator.insert_segments(
+            [[long[-1:]], [short[:1], short[1:]]],
+            max_tokens=[1, 1],
+            caches=[prefill(model, long[:-1]), make_caches(model)],
+            all_tokens=[long[:-1], []],
+        )
+        answers = {each.uid: each for _ in range(6) for each in generator.next()[1]}
+        generator.close()
+    for uid, prompt in zip(uids, (long, short), strict=True):
+        logits = model(mx.array([prompt]), cache=make_caches(model))[0, -1]
+        assert mx.allclose(answers[uid].logprobs, logits - mx.logsumexp(logits), atol=1e-3)
+
+
+@pytest.mark.parametrize("family", ["llama", "deepseek_v3"])
+def test_rows_know_of_no_padding(tiny: Tiny, family: str) -> None:
     """These are prefilled together."""
     model = tiny(family)
     with PrefixStore(model, "pion://127.0.0.1:1") as store:
-        assert not store.has_states
+        assert store.step is None
         assert_as_alone(model, store, family)
 
 

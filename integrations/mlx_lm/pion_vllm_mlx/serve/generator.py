@@ -55,12 +55,13 @@ class BlockResponseGenerator(ResponseGenerator):
 
 
 def batch_generator(backing: Backing, model: Model, **options: Any) -> BatchGenerator:
-    """In the place of mlx_lm.server.BatchGenerator: prompts of a model with states are prefilled
-    one at a time. Those of a batch are padded to one length, and many of mlx-lm's models (mamba,
-    jamba and rwkv7 in 0.32, qwen3_5 in 0.31) compute the padding into the states of the shorter
-    ones. That answer would be wrong without Pion, too; with it, everybody's would."""
+    """In the place of mlx_lm.server.BatchGenerator: prompts of a model with states or windows are
+    prefilled one at a time. Those of a batch are padded to one length. Many of mlx-lm's models
+    (mamba, jamba and rwkv7 in 0.32, qwen3_5 in 0.31) compute the padding into their states, and a
+    padded window that gets one token alone, then several, loses its order. That answer would be
+    wrong without Pion, too; with it, everybody's would."""
     store = backing.store()
-    if store is not None and store.has_states:
+    if store is not None and store.step is not None:
         options["prefill_batch_size"] = 1
     return BatchGenerator(model, **options)
 
