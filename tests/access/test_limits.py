@@ -161,7 +161,7 @@ def test_what_waits_for_a_slow_disk_is_bounded(
     real = Disk.writev
 
     def wait(disk: Disk, fd: int, buffers: Sequence[Buffer]) -> int:
-        go.wait(60)
+        go.wait(20)
         return real(disk, fd, buffers)
 
     monkeypatch.setattr(Disk, "writev", wait)
