@@ -73,12 +73,6 @@ class Misconf(PionError):
     prefix = "MISCONF"
 
 
-class WrongType(PionError):
-    """The key or session holds another kind of value."""
-
-    prefix = "WRONGTYPE"
-
-
 class ColdMiss(PionError):
     """The attention state was put away for other states, or its rows have changed since: bring it
     back with KV.PREFIX.WARM and ask again."""
@@ -120,7 +114,6 @@ _BY_PREFIX: dict[str, type[PionError]] = {
         Mismatch,
         OutOfMemory,
         Misconf,
-        WrongType,
         ColdMiss,
     )
 }

@@ -32,7 +32,6 @@ from pion_server.errors import (
     PionError,
     ProtocolError,
     WrongPass,
-    WrongType,
 )
 from pion_server.wire.values import Payload
 
@@ -60,5 +59,4 @@ __all__ = [
     "Warmed",
     "Worker",
     "WrongPass",
-    "WrongType",
 ]

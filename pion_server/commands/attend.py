@@ -32,13 +32,13 @@ from pion_server.commands.attend_args import (
     output,
     queries,
     query_heads,
-    sid_and_layer,
     state,
     suffix,
     tokens,
     window,
 )
 from pion_server.commands.context import Context
+from pion_server.commands.layouts import sid_and_layer
 from pion_server.commands.registry import Access, Home, Job, command
 from pion_server.wire.values import OK, Payload, Reply, Status
 

@@ -20,10 +20,10 @@ from pion_server.attention.batch import Then
 from pion_server.attention.engine import Cost
 from pion_server.commands.arguments import Arguments
 from pion_server.commands.context import Context
-from pion_server.commands.layouts import MAX_TOKENS
 from pion_server.commands.registry import Job
 from pion_server.errors import PionError
-from pion_server.store.schema import MAX_DIM, MAX_LAYERS
+from pion_server.store.schema import MAX_DIM
+from pion_server.store.session import MAX_TOKENS
 from pion_server.wire.values import Reply, Stream
 
 T = TypeVar("T")
@@ -40,10 +40,6 @@ BLOB_ERROR = "-ERR expected <n> bytes of <blob>"
 STATE_ERRORS = ("-COLDMISS", "-ERR session not found", "-ERR the state has")
 MAP_ERRORS = ("-ERR head_map names K/V head",)
 SUFFIX_ERROR = "-ERR the <M> queries are the last rows of the suffix"
-
-
-def sid_and_layer(args: Arguments) -> tuple[bytes, int]:
-    return args.name("session id"), args.integer("layer", 0, MAX_LAYERS - 1)
 
 
 def heads(args: Arguments, what: str = "H") -> int:

@@ -24,7 +24,6 @@ from pion_server.commands.attend_args import (
     floats,
     head_dim,
     heads,
-    sid_and_layer,
     sized,
     state,
     tokens,
@@ -34,9 +33,11 @@ from pion_server.commands.attend_warm import row_size
 from pion_server.commands.context import Context
 from pion_server.commands.layouts import (
     FETCH_ERRORS,
-    MAX_TOKENS,
+    LAYOUT_ERROR,
     outgoing,
+    sid_and_layer,
     span,
+    start_and_count,
     token,
     uniform,
 )
@@ -48,7 +49,6 @@ from pion_server.store.prefixes import Prefix, sides
 from pion_server.wire.values import OK, Payload, Reply
 
 GROUP = "INDEX"
-LAYOUT_ERROR = "-ERR it exists with another layout"
 UNKNOWN = "-ERR unknown index"
 
 
@@ -72,7 +72,7 @@ def store(ctx: Context, raw: list[Payload]) -> Reply:
     that is not there is made, with as many values a row as these have, in fp32."""
     args = ctx.arguments(raw)
     ns, layer = sid_and_layer(args)
-    start, count = token(args, "start"), args.integer("count", 1, MAX_TOKENS)
+    start, count = start_and_count(args)
     keys = args.blob("K_blob")
     dim, rest = divmod(keys.nbytes, 4 * count)
     if rest or not dim:

@@ -25,13 +25,13 @@ from pion_server.commands.attend_args import (
     one_query,
     output,
     query_heads,
-    sid_and_layer,
     state,
     suffix,
     tokens,
     window,
 )
 from pion_server.commands.context import Context
+from pion_server.commands.layouts import sid_and_layer
 from pion_server.commands.registry import Job, command
 from pion_server.errors import PionError
 from pion_server.wire.values import Payload, Reply
@@ -73,11 +73,7 @@ def query_sparse(ctx: Context, raw: list[Payload]) -> Reply | Job:
         named = [row[:size].astype("i8") for row, size in zip(table, counts, strict=True)]
         return output(over_rows(kept, asked, groups, named, within))
 
-    return attend(
-        ctx,
-        work,
-        Cost.of_rows(int(counts.max()), asked.shape),
-    )
+    return attend(ctx, work, Cost.of_rows(int(counts.max()), asked.shape))
 
 
 def _cost(kept: tuple[int, int, int], asked: Floats, groups: Heads, chosen: int) -> Cost:

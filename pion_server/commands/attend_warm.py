@@ -9,7 +9,7 @@ from pion_server.attention.table import Item
 from pion_server.commands.attend_args import head_dim, heads
 from pion_server.commands.attend_rows import LayerRows
 from pion_server.commands.context import Context
-from pion_server.commands.layouts import FETCH_ERRORS
+from pion_server.commands.layouts import ROW_ERRORS, known
 from pion_server.commands.prefix import GROUP, namespace
 from pion_server.commands.registry import Access, Job, command
 from pion_server.errors import PionError
@@ -28,7 +28,7 @@ from pion_server.wire.values import Payload, Reply, Status
         "-ERR unknown namespace",
         "-ERR the namespace is not complete",
         "-ERR the namespace was changed",
-        *FETCH_ERRORS[1:],
+        *ROW_ERRORS,
         "-OOM",
     ),
 )
@@ -75,9 +75,7 @@ def row_size(prefix: Prefix, layer: int) -> int | None:
 
 
 def _complete(ctx: Context, ns: bytes) -> Prefix:
-    prefix = ctx.store.prefix(ns)
-    if prefix is None:
-        raise PionError("unknown namespace; KV.PREFIX.REGISTER it first")
+    prefix = known(ctx, ns)
     if not prefix.sealed:
         raise PionError("the namespace is not complete: rows of it are still to come")
     return prefix

@@ -13,18 +13,19 @@ from pion_server.commands.context import Context
 from pion_server.commands.registry import Job
 from pion_server.errors import PionError
 from pion_server.store.mutations import RowBlock, StoreRows
+from pion_server.store.prefixes import Prefix
 from pion_server.store.schema import MAX_LAYERS, LayerFormat, Schema
+from pion_server.store.session import MAX_TOKENS
 from pion_server.store.views import RowView
 from pion_server.wire.values import OK, Reply, Stream
 
-# Far beyond any context length; keeps `count * row_bytes` within what a machine could hold.
-MAX_TOKENS = 1 << 31
 _SCHEMA_WORD = re.compile(r"fmt=(?P<codec>[^,]+),dim=(?P<dim>[0-9]{1,9})")
 
 # Error replies, as the entries of the command table name them.
 UNKNOWN_SESSION = "-ERR unknown session '<sid>'"
 NO_SUCH_LAYER = "-ERR layer <n> is outside this session's schema"
-LAYOUT_ERRORS = ("-ERR unknown codec '<codec>'", "-ERR it exists with another layout")
+LAYOUT_ERROR = "-ERR it exists with another layout"
+LAYOUT_ERRORS = ("-ERR unknown codec '<codec>'", LAYOUT_ERROR)
 NO_SCHEMA_WORD = "-ERR a schema word reads fmt=<codec>,dim=<d>"
 STORE_ERRORS = (
     NO_SUCH_LAYER,
@@ -33,16 +34,38 @@ STORE_ERRORS = (
     "-ERR the session was replaced",
     "-OOM",
 )
-FETCH_ERRORS = (
-    NO_SUCH_LAYER,
+ROW_ERRORS = (
     "-ERR layer <n>: row <id> is not stored",
     "-ERR layer <n>: rows <first> to <last> are not stored",
 )
+FETCH_ERRORS = (NO_SUCH_LAYER, *ROW_ERRORS)
 
 
 def token(args: Arguments, what: str) -> int:
     """A token position or a number of tokens."""
     return args.integer(what, 0, MAX_TOKENS)
+
+
+def start_and_count(args: Arguments, start: str = "start") -> tuple[int, int]:
+    """The position of the first of some tokens, and how many there are."""
+    return token(args, start), args.integer("count", 1, MAX_TOKENS)
+
+
+def sid_and_layer(args: Arguments) -> tuple[bytes, int]:
+    return args.name("session id"), layer(args)
+
+
+def layer(args: Arguments) -> int:
+    """The number of a layer of states, or of attention."""
+    return args.integer("layer", 0, MAX_LAYERS - 1)
+
+
+def known(ctx: Context, ns: bytes) -> Prefix:
+    """A namespace that is registered."""
+    prefix = ctx.store.prefix(ns)
+    if prefix is None:
+        raise PionError("unknown namespace; KV.PREFIX.REGISTER it first")
+    return prefix
 
 
 def layer_index(args: Arguments, what: str = "layer") -> int:

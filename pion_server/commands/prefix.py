@@ -13,7 +13,6 @@ from pion_server.commands.blocks import block_table
 from pion_server.commands.context import Context
 from pion_server.commands.layouts import (
     LAYOUT_ERRORS,
-    MAX_TOKENS,
     NO_SCHEMA_WORD,
     schema_words,
     token,
@@ -24,6 +23,7 @@ from pion_server.errors import Mismatch, PionError
 from pion_server.store.mutations import Declaration, DropPrefix, RegisterPrefix
 from pion_server.store.prefixes import Prefix
 from pion_server.store.schema import MAX_DIM, MAX_LAYERS, Schema
+from pion_server.store.session import MAX_TOKENS
 from pion_server.team import Listing
 from pion_server.wire.values import OK, Payload, Reply, Status
 

@@ -10,12 +10,13 @@ from pion_server.commands.arguments import Arguments, Option
 from pion_server.commands.context import Context
 from pion_server.commands.layouts import (
     FETCH_ERRORS,
-    MAX_TOKENS,
     STORE_ERRORS,
     Incoming,
+    known,
     layer_index,
     outgoing,
     span,
+    start_and_count,
     store,
     token,
     wire_format,
@@ -30,7 +31,7 @@ from pion_server.commands.prefix import (
 )
 from pion_server.commands.registry import Access, Job, command
 from pion_server.errors import PionError
-from pion_server.store.prefixes import Prefix, sides
+from pion_server.store.prefixes import sides
 from pion_server.wire.values import OK, Payload, Reply
 
 
@@ -72,8 +73,8 @@ def store_rows(ctx: Context, raw: list[Payload]) -> Reply | Job:
     ns = namespace(args)
     if ctx.ignores(sides(ns)[0]):
         return OK
-    prefix = _known(ctx, ns)
-    start, count = token(args, "start"), args.integer("count", 1, MAX_TOKENS)
+    prefix = known(ctx, ns)
+    start, count = start_and_count(args)
     options: dict[str, Any] = {}
     while (word := args.keyword("DATA")) != "DATA":
         if word not in STORE_OPTIONS or word in options:
@@ -92,13 +93,6 @@ def store_rows(ctx: Context, raw: list[Payload]) -> Reply | Job:
         sid = prefix.values_sid if index % 2 else prefix.keys_sid
         rows.append(Incoming(sid, first + index // 2, blob))
     return store(ctx, rows, start, count, options.get("FMT", WireFormat.FP32))
-
-
-def _known(ctx: Context, ns: bytes) -> Prefix:
-    prefix = ctx.store.prefix(ns)
-    if prefix is None:
-        raise PionError("unknown namespace; KV.PREFIX.REGISTER it first")
-    return prefix
 
 
 @command(

@@ -14,13 +14,13 @@ from pion_server.codecs.convert import WireFormat
 from pion_server.codecs.table import by_name, names
 from pion_server.commands import load_families
 from pion_server.commands.arguments import MAX_NAME
-from pion_server.commands.layouts import MAX_TOKENS
 from pion_server.commands.registry import TABLE, Command
 from pion_server.commands.subcommands import rows_of
 from pion_server.config import Config
 from pion_server.errors import PionError
 from pion_server.store.admission import GHOSTS
 from pion_server.store.schema import MAX_DIM, MAX_LAYERS
+from pion_server.store.session import MAX_TOKENS
 from pion_server.store.store import LEASE_MS
 from pion_server.store.units import CHUNK_KEYS
 from pion_server.wire.limits import BEFORE_AUTH, MAX_ARGS, MAX_LINE

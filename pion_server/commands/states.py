@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from pion_server.commands.arguments import Arguments
 from pion_server.commands.context import Context
+from pion_server.commands.layouts import layer, sid_and_layer
 from pion_server.commands.registry import Access, command
 from pion_server.store.mutations import DropState, StoreState
 from pion_server.store.prefixes import sides
-from pion_server.store.schema import MAX_LAYERS
 from pion_server.wire.values import OK, Payload, Reply
 
 GROUP = "SSM.PREFIX"
-
-
-def sid_and_layer(args: Arguments) -> tuple[bytes, int]:
-    return args.name("session id"), layer(args)
-
-
-def layer(args: Arguments) -> int:
-    return args.integer("layer", 0, MAX_LAYERS - 1)
 
 
 @command(

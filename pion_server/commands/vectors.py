@@ -8,7 +8,6 @@ from pion_server.commands.context import Context
 from pion_server.commands.layouts import (
     FETCH_ERRORS,
     LAYOUT_ERRORS,
-    MAX_TOKENS,
     NO_SCHEMA_WORD,
     STORE_ERRORS,
     UNKNOWN_SESSION,
@@ -18,6 +17,7 @@ from pion_server.commands.layouts import (
     outgoing,
     schema_words,
     span,
+    start_and_count,
     store,
     token,
     uniform,
@@ -76,7 +76,7 @@ def storebatch(ctx: Context, raw: list[Payload]) -> Reply | Job:
     that are there are replaced. NaN and infinity are kept."""
     args = ctx.arguments(raw)
     sid, layer = args.name("session id"), layer_index(args)
-    start, count = token(args, "start_id"), args.integer("count", 1, MAX_TOKENS)
+    start, count = start_and_count(args, "start_id")
     rows = [Incoming(sid, layer, args.blob("blob"))]
     return store(ctx, rows, start, count, fmt_or_fp32(args))
 

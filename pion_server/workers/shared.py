@@ -22,7 +22,6 @@ from pion_server.workers.table import AREA, HEADER, OwnTable, Table
 
 PAGE = 4096
 _SEAT = Struct("@QQ")
-MAX_WORKERS = PAGE // _SEAT.size
 
 
 class Shared:
