@@ -153,6 +153,38 @@ def test_replies_behind_one_that_is_being_made_are_bounded(
     assert got == [*range(8), *[rounds - 1] * (rounds - 8)]
 
 
+@pytest.mark.parametrize(
+    ("behind", "most"),
+    [("TEST.WAIT", connection.MAX_JOBS), ("TEST.COUNT", connection.MAX_WAITING)],
+)
+def test_requests_behind_one_that_takes_long_are_bounded(
+    inside: Any, dial: Any, monkeypatch: Any, behind: str, most: int
+) -> None:
+    go, taken = threading.Event(), []
+
+    def count(ctx: Any, raw: Any) -> Any:
+        taken.append(raw)
+        return OK
+
+    def wait(ctx: Any, raw: Any) -> Job:
+        taken.append(raw)
+        return Job(lambda: go.wait(20), lambda _: OK)
+
+    for name, handler in (("TEST.WAIT", wait), ("TEST.COUNT", count)):
+        row = Command(name, 1, Access.READ, "", "", "", (), "", handler)
+        monkeypatch.setitem(TABLE, name, row)
+    server = inside()
+    client, other = dial(server.port), dial(server.port)
+    client.socket.sendall(request("TEST.WAIT") + request(behind) * 2 * most)
+    while len(taken) < most:
+        assert other.ask("PING") == b"+PONG\r\n"
+    for _ in range(100):  # turns in which more could be taken
+        assert other.ask("PING") == b"+PONG\r\n"
+    assert len(taken) == most
+    go.set()
+    assert [client.reply() for _ in range(1 + 2 * most)] == [b"+OK\r\n"] * (1 + 2 * most)
+
+
 def test_what_waits_for_a_slow_disk_is_bounded(
     inside: Any, dial: Any, monkeypatch: Any, tmp_path: Path
 ) -> None:
