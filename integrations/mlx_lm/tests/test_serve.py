@@ -23,6 +23,7 @@ import psutil
 import pytest
 from openai import OpenAI
 from pion_vllm_mlx import PrefixStore
+from pion_vllm_mlx.background import PAUSE_S
 from pion_vllm_mlx.chain import BLOCK_TOKENS
 from pion_vllm_mlx.processes import child, free_port, pion_server
 from tiny_folder import write_folder
@@ -275,6 +276,7 @@ def test_models_that_cannot_go_back(smollm2: Any, url: str, tmp_path: Path, fami
     with serving(str(folder), "--pion-url", url) as first:
         cold = first.ask(chat(SYSTEM + "The bar is open.", "Hello?"))
         assert cached(cold) == 0
+        time.sleep(10 * PAUSE_S)  # such a small model has answered before it stores
         other = first.ask(chat(SYSTEM + "The bar is shut.", "Hello?"))
         assert cached(other) == other.usage.prompt_tokens // 256 * 256
     with serving(str(folder), "--pion-url", url) as second:
