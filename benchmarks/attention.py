@@ -33,7 +33,7 @@ from pion_server.client import Client
 HEADS, TOKENS, SUFFIX = 8, 2048, 16
 HEAD_DIMS, QUERIES = (64, 128), (1, 16)
 HEADLINE = "D128 M1"
-BURST = 20
+BURST = 100  # a server that slept is at speed after ten or twenty
 LANES = ("resp", "fast", "unix")
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 Run = Callable[[], Any]
@@ -169,7 +169,7 @@ def server() -> Iterator[dict[str, Client]]:
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    options.add_argument("--rounds", type=int, default=30)
+    options.add_argument("--rounds", type=int, default=15)
     options.add_argument("--json", type=Path, default=harness.default_path("attention"))
     chosen = options.parse_args()
     blas = load_fast_blas()  # before mlx is imported
