@@ -4,9 +4,10 @@
 
 Each way of keeping the log has a server of its own, and they take turns: a round stores 32 MB with
 each, on a disk that has nothing else to do; in one command, and in eight that are sent at once, as
-its append-only file. Then the server that flushes every second holds --gb of rows and 20,000 small
-prefixes of 8 layers: a snapshot is taken while another client asks PING all the time (its longest
-wait is the stall), and the server is killed and started again (recovery).
+the connectors send blocks. Redis runs beside with the same policies of its append-only file. Then
+the server that flushes every second holds --gb of rows and 20,000 small prefixes of 8 layers: a
+snapshot is taken while another client asks PING all the time (its longest wait is the stall), and
+the server is killed and started again (recovery).
 """
 
 from __future__ import annotations
