@@ -7,15 +7,16 @@ asked a model.
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import os
 import sys
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 Buffer: TypeAlias = bytes | memoryview
 
@@ -23,12 +24,30 @@ Buffer: TypeAlias = bytes | memoryview
 MAX_BUFFERS = 1024
 # Bytes of one writev (macOS refuses 2 GB). The kernel starts on them while the next are written.
 MAX_BYTES = 4 << 20
-# A writev of so much is followed by a release(), which takes about a tenth of its time.
+# A writev of so much is followed by a release() of the same bytes, which the disk begins to write,
 RELEASED_FROM = 1 << 20
-# How far back: what the disk has not written by then stays in memory until the kernel cleans up.
-RELEASED_BYTES = 64 << 20
+# and one of those so far back, which it has written by then, or which stay until the kernel cleans
+# up. To try those in between again and again would take as long as writing them.
+RELEASED_BEHIND = 64 << 20
 # Smaller buffers that lie side by side are joined first: a copy is cheaper than an entry of writev.
 SMALL = 16 * 1024
+
+
+# From Linux' falloc.h; man 2 fallocate.
+FALLOC_FL_KEEP_SIZE = 1
+
+
+def _find_fallocate() -> Callable[[int, int, int, int], int] | None:
+    """The system call, which Python has no name for, where there is one."""
+    if sys.platform == "linux":
+        with suppress(OSError, AttributeError):  # another C library
+            fallocate = ctypes.CDLL(None).fallocate
+            fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+            return cast("Callable[[int, int, int, int], int]", fallocate)
+    return None
+
+
+_fallocate = _find_fallocate()
 
 
 class Disk:
@@ -114,6 +133,13 @@ class Disk:
             with suppress(OSError):
                 os.posix_fadvise(fd, start, end - start, os.POSIX_FADV_DONTNEED)
 
+    def reserve(self, fd: int, start: int, end: int) -> None:
+        """Have the file system find a place for these bytes behind the end of the file, which stays
+        where it is, all at once: page by page that takes a third of the time of writing. A hint, as
+        release() is."""
+        if _fallocate is not None:
+            _fallocate(fd, FALLOC_FL_KEEP_SIZE, start, end - start)
+
     def sync_folder(self, path: Path) -> None:
         """The names in the folder outlive a power cut."""
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -140,7 +166,9 @@ def write_all(disk: Disk, fd: int, buffers: Sequence[Buffer]) -> int:
         taken = disk.writev(fd, _one_call(pending))
         if taken >= RELEASED_FROM:
             end = disk.size(fd)
-            disk.release(fd, max(0, end - RELEASED_BYTES), end)
+            disk.release(fd, end - taken, end)
+            if end - taken >= RELEASED_BEHIND:
+                disk.release(fd, end - taken - RELEASED_BEHIND, end - RELEASED_BEHIND)
         while pending and taken >= pending[0].nbytes:
             taken -= pending.popleft().nbytes
         if taken:

@@ -14,6 +14,11 @@ from pion_server.journal.frames import FileHeader, FileKind
 from pion_server.journal.records import encode
 from pion_server.store.mutations import Mutation
 
+# A log that grows by so much at a time has room reserved for that and, ahead of what comes next, for
+# as much as it has. Nobody else can use what is reserved, so it is not much.
+RESERVED_FROM = 1 << 20
+AHEAD_BYTES = 64 << 20
+
 _NAME = re.compile(r"wal\.(\d{20})")
 
 
@@ -37,6 +42,7 @@ class Segment:
         self.size = 0
         self._disk = disk
         self._torn = False
+        self._reserved = 0  # bytes of the file that have a place on the disk
         self._fd = disk.create(self.path)
         try:
             self.append([FileHeader(FileKind.LOG, first, self.salt, promises).pack()])
@@ -50,6 +56,7 @@ class Segment:
     def append(self, buffers: Sequence[Buffer]) -> None:
         """All of it, or an OSError and none of it."""
         self._cut()
+        self._reserve(sum(map(len, buffers)))
         self._torn = True
         try:
             written = write_all(self._disk, self._fd, buffers)
@@ -68,12 +75,21 @@ class Segment:
         self._disk.sync(self._fd)
 
     def close(self) -> None:
+        if self._reserved > self.size:
+            with suppress(OSError):  # then it is free once the file is removed
+                self._disk.truncate(self._fd, self.size)
         self._disk.close(self._fd)
+
+    def _reserve(self, nbytes: int) -> None:
+        end = self.size + nbytes
+        if nbytes >= RESERVED_FROM and end > self._reserved:
+            self._reserved = end + min(self.size, AHEAD_BYTES)
+            self._disk.reserve(self._fd, self.size, self._reserved)
 
     def _cut(self) -> None:
         if self._torn:
             self._disk.truncate(self._fd, self.size)
-            self._torn = False
+            self._torn, self._reserved = False, 0
 
 
 class Segments:

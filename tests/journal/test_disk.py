@@ -11,7 +11,9 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from driver import Driver, state_after, state_of
@@ -24,6 +26,7 @@ from pion_server.errors import PionError
 from pion_server.journal import disk as disk_module
 from pion_server.journal.disk import SMALL, Buffer, Disk, write_all
 from pion_server.journal.journal import Journal
+from pion_server.journal.segment import RESERVED_FROM, Segment
 
 HOLD = """
 import sys
@@ -205,6 +208,7 @@ def test_macos_is_asked_to_empty_the_drives_cache_as_well(
     fd = disk.create(tmp_path / "f")
     disk.sync(fd)
     disk.release(fd, 0, 1)  # nothing there
+    disk.reserve(fd, 0, 1)
     disk.close(fd)
     assert asked == [51]
 
@@ -222,9 +226,11 @@ def test_large_writes_give_their_pages_back_and_small_ones_do_not(tmp_path: Path
     fd = disk.create(tmp_path / "f")
     write_all(disk, fd, [b"small"] * 1000)
     assert disk.released == []
-    large = os.urandom(2 * disk_module.MAX_BYTES)
-    write_all(disk, fd, [large])
-    assert disk.released == [(0, 5000 + len(large) // 2), (0, 5000 + len(large))]
+    large = os.urandom(3 * disk_module.MAX_BYTES)
+    with patch.object(disk_module, "RELEASED_BEHIND", 2 * disk_module.MAX_BYTES):
+        write_all(disk, fd, [large])
+    ends = [5000 + number * disk_module.MAX_BYTES for number in range(4)]
+    assert disk.released == [*pairwise(ends), (ends[0], ends[1])]
     assert (tmp_path / "f").read_bytes() == b"small" * 1000 + large
 
 
@@ -244,3 +250,29 @@ def test_creating_a_file_never_empties_one_that_has_another_name(tmp_path: Path)
     disk.close(disk.create(tmp_path / "two"))
     assert (tmp_path / "one").read_bytes() == b"kept"
     assert (tmp_path / "two").read_bytes() == b""
+
+
+@pytest.mark.parametrize("kernel", ["can", "cannot", "has no such call"])
+def test_room_that_is_reserved_is_behind_the_end_and_given_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernel: str
+) -> None:
+    """It is no part of the log, and of no use once nothing more is written."""
+    asked: list[tuple[int, ...]] = []
+
+    def reserve(*arguments: int) -> int:
+        asked.append(arguments)
+        return -1 if kernel == "cannot" or found is None else found(*arguments)
+
+    found = disk_module._fallocate
+    monkeypatch.setattr(disk_module, "_fallocate", None if kernel[0] == "h" else reserve)
+    segment = Segment(Disk(), tmp_path, 1, promises=False)
+    parts = [os.urandom(nbytes) for nbytes in (100, 2 * RESERVED_FROM, 100, 3 * RESERVED_FROM, 7)]
+    header = segment.path.read_bytes()
+    for number in range(len(parts)):
+        segment.append([parts[number]])
+        assert segment.path.read_bytes() == header + b"".join(parts[: number + 1])
+    segment.sync()
+    segment.close()
+    assert len(asked) == (0 if kernel[0] == "h" else 2)  # for the large ones
+    assert segment.path.read_bytes() == header + b"".join(parts)
+    assert segment.path.stat().st_blocks * 512 < segment.size + 64 * 1024

@@ -183,6 +183,9 @@ class MemoryDisk(Disk):
     def release(self, fd: int, start: int, end: int) -> None:
         pass
 
+    def reserve(self, fd: int, start: int, end: int) -> None:
+        pass
+
     @operation
     def sync_folder(self, path: Path) -> None:
         elsewhere = {p: inode for p, inode in self.synced_names.items() if p.parent != path}
