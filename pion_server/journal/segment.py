@@ -14,8 +14,8 @@ from pion_server.journal.frames import FileHeader, FileKind
 from pion_server.journal.records import encode
 from pion_server.store.mutations import Mutation
 
-# A log that grows by so much at a time has room reserved for that, and as much again as it has ahead
-# of what comes next. Nobody else can use what is reserved, so it is not much.
+# A log that grows by so much at a time has room reserved for that and, ahead of the next time, for
+# as much as it has. Nobody else can use what is reserved, so it is not much.
 RESERVED_FROM = 1 << 20
 AHEAD_BYTES = 64 << 20
 
