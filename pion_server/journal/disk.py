@@ -22,13 +22,8 @@ Buffer: TypeAlias = bytes | memoryview
 
 # What Linux and macOS take in one writev.
 MAX_BUFFERS = 1024
-# Bytes of one writev (macOS refuses 2 GB). The kernel starts on them while the next are written.
-MAX_BYTES = 4 << 20
-# A writev of so much is followed by a release() of the same bytes, which the disk begins to write,
-RELEASED_FROM = 1 << 20
-# and one of those so far back, which it has written by then, or which stay until the kernel cleans
-# up. To try those in between again and again would take as long as writing them.
-RELEASED_BEHIND = 64 << 20
+# Bytes of one writev (macOS refuses 2 GB).
+MAX_BYTES = 64 << 20
 # Smaller buffers that lie side by side are joined first: a copy is cheaper than an entry of writev.
 SMALL = 16 * 1024
 
@@ -164,11 +159,6 @@ def write_all(disk: Disk, fd: int, buffers: Sequence[Buffer]) -> int:
     total = sum(buffer.nbytes for buffer in pending)
     while pending:
         taken = disk.writev(fd, _one_call(pending))
-        if taken >= RELEASED_FROM:
-            end = disk.size(fd)
-            disk.release(fd, end - taken, end)
-            if end - taken >= RELEASED_BEHIND:
-                disk.release(fd, end - taken - RELEASED_BEHIND, end - RELEASED_BEHIND)
         while pending and taken >= pending[0].nbytes:
             taken -= pending.popleft().nbytes
         if taken:

@@ -234,6 +234,7 @@ class Wal:
         self._done = self._written
         self._bytes_out += sum(_size(mutation) for _, mutation in batch)
         self._publish()
+        self._segments.release()
 
     def _attempt(self, batch: list[Entry]) -> str | None:
         """Write a batch; returns why it is not written, or None."""

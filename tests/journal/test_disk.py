@@ -11,7 +11,6 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from unittest.mock import patch
 
@@ -24,9 +23,10 @@ from stories import story
 
 from pion_server.errors import PionError
 from pion_server.journal import disk as disk_module
+from pion_server.journal import segment as segment_module
 from pion_server.journal.disk import SMALL, Buffer, Disk, write_all
 from pion_server.journal.journal import Journal
-from pion_server.journal.segment import RESERVED_FROM, Segment
+from pion_server.journal.segment import RELEASED_FROM, RESERVED_FROM, Segment
 
 HOLD = """
 import sys
@@ -213,7 +213,9 @@ def test_macos_is_asked_to_empty_the_drives_cache_as_well(
     assert asked == [51]
 
 
-def test_large_writes_give_their_pages_back_and_small_ones_do_not(tmp_path: Path) -> None:
+def test_what_is_appended_is_released_once_and_again_when_enough_came_behind_it(
+    tmp_path: Path,
+) -> None:
     class Counting(Disk):
         def __init__(self) -> None:
             self.released: list[tuple[int, int]] = []
@@ -223,15 +225,24 @@ def test_large_writes_give_their_pages_back_and_small_ones_do_not(tmp_path: Path
             self.released.append((start, end))
 
     disk = Counting()
-    fd = disk.create(tmp_path / "f")
-    write_all(disk, fd, [b"small"] * 1000)
-    assert disk.released == []
-    large = os.urandom(3 * disk_module.MAX_BYTES)
-    with patch.object(disk_module, "RELEASED_BEHIND", 2 * disk_module.MAX_BYTES):
-        write_all(disk, fd, [large])
-    ends = [5000 + number * disk_module.MAX_BYTES for number in range(4)]
-    assert disk.released == [*pairwise(ends), (ends[0], ends[1])]
-    assert (tmp_path / "f").read_bytes() == b"small" * 1000 + large
+    segment = Segment(disk, tmp_path, 1, promises=False)
+    behind = 3 * RELEASED_FROM
+    ends = [0]
+    with patch.object(segment_module, "RELEASED_BEHIND", behind):
+        for nbytes in (100, 2 * RELEASED_FROM, 50, 2 * RELEASED_FROM, 4 * RELEASED_FROM):
+            segment.append([os.urandom(nbytes)])
+            segment.release()
+            if nbytes > 100:
+                ends.append(segment.size)
+    first, second = ends[1:3]
+    assert disk.released == [
+        (0, first),
+        (first, second),
+        (0, second - behind),
+        (second, ends[3]),
+        (second - behind, ends[3] - behind),
+    ]
+    segment.close()
 
 
 def test_more_buffers_than_one_call_takes(tmp_path: Path) -> None:
