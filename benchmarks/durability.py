@@ -19,10 +19,10 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import redis as redis_py
@@ -38,6 +38,7 @@ SLOTS = 8  # sessions that the rounds overwrite in turn
 PIECES = (1, 8)  # commands that a blob is stored with
 LAYERS = 8  # of each small prefix
 POLICIES = ("no", "everysec", "always")
+Start: TypeAlias = "Callable[[contextlib.ExitStack, Path, str], Pion | Redis]"
 
 
 class Pion:
@@ -75,16 +76,21 @@ def pion_options(folder: Path, policy: str) -> list[str]:
 
 
 def throughput(folder: Path, rounds: int, blob: memoryview, pieces: int) -> dict[str, list[float]]:
-    """GB/s of each round, by way."""
+    """GB/s of each round, by way. Pion first and then Redis, whose files grow without end: the
+    memory that the kernel keeps of them is what others do not get."""
+    return {
+        f"{who} {policy}": speed
+        for who, start in (("pion", start_pion), ("redis", start_redis))
+        for policy, speed in take_turns(start, folder / f"{who}-{pieces}", rounds, blob, pieces)
+    }
+
+
+def take_turns(
+    start: Start, folder: Path, rounds: int, blob: memoryview, pieces: int
+) -> Iterable[tuple[str, list[float]]]:
     folder.mkdir()
     with contextlib.ExitStack() as servers:
-        ways: dict[str, Pion | Redis] = {"pion off": Pion(servers.enter_context(harness.pion()))}
-        ways["redis off"] = Redis(servers.enter_context(harness.redis()))
-        for policy in POLICIES:
-            options = pion_options(folder / f"p-{policy}", policy)
-            ways[f"pion {policy}"] = Pion(servers.enter_context(harness.pion(*options)))
-            log = harness.redis("--appendonly", "yes", "--appendfsync", policy)
-            ways[f"redis {policy}"] = Redis(servers.enter_context(log))
+        ways = {each: start(servers, folder / each, each) for each in ("off", *POLICIES)}
         speed: dict[str, list[float]] = {name: [] for name in ways}
         for number in range(SLOTS + rounds):
             for name, way in ways.items():
@@ -92,7 +98,17 @@ def throughput(folder: Path, rounds: int, blob: memoryview, pieces: int) -> dict
                 took = harness.timed(partial(way.store, number % SLOTS, blob, pieces))
                 if number >= SLOTS:
                     speed[name].append(BLOB / 1e9 / took)
-        return speed
+    return speed.items()
+
+
+def start_pion(servers: contextlib.ExitStack, folder: Path, policy: str) -> Pion:
+    options = [] if policy == "off" else pion_options(folder, policy)
+    return Pion(servers.enter_context(harness.pion(*options)))
+
+
+def start_redis(servers: contextlib.ExitStack, folder: Path, policy: str) -> Redis:
+    log = [] if policy == "off" else ["--appendonly", "yes", "--appendfsync", policy]
+    return Redis(servers.enter_context(harness.redis(*log)))
 
 
 class Pinger(threading.Thread):
@@ -188,10 +204,7 @@ def main() -> None:
     blob = np.random.default_rng(1).integers(0, 256, BLOB, np.uint8).data
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        speeds = {
-            pieces: throughput(folder / f"in-{pieces}", chosen.rounds, blob, pieces)
-            for pieces in PIECES
-        }
+        speeds = {pieces: throughput(folder, chosen.rounds, blob, pieces) for pieces in PIECES}
         rest = snapshot_and_recovery(folder, chosen.gb, chosen.prefixes, blob)
     stored = {f"in_{pieces}": storing(speed) for pieces, speed in speeds.items()}
     figures = {**stored, **rest}
