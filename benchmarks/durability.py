@@ -210,7 +210,7 @@ def main() -> None:
     figures = {**stored, **rest}
     harness.write(chosen.json, figures)
     print(json.dumps(figures, indent=2))
-    groups = [f"{policy}, in {pieces}" for pieces in PIECES for policy in ("off", *POLICIES)]
+    groups = [f"{policy}\nin {pieces}" for pieces in PIECES for policy in ("off", *POLICIES)]
     series = {
         who: [
             stored[f"in_{pieces}"]["store_gb_s"][f"{who} {policy}"]["median"]

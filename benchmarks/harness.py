@@ -183,7 +183,7 @@ def bars(
     for index, (label, values) in enumerate(series.items()):
         places = [group + (index - (len(series) - 1) / 2) * width for group in range(len(groups))]
         drawn = axes.bar(places, values, width, label=label)
-        turned = 90 if len(series) > 3 else 0  # else the figures of narrow bars overlap
+        turned = 90 if len(series) * len(groups) > 16 else 0  # else figures of narrow bars overlap
         axes.bar_label(drawn, fmt=_label, fontsize=8, padding=2, rotation=turned)
     axes.set_xticks(range(len(groups)), [group.replace("_", "\n") for group in groups])
     axes.set_yscale(scale)
