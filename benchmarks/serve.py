@@ -11,8 +11,7 @@ the same prompts.
 Then a trace without anything to reuse, on both servers in turn: what Pion costs where it cannot
 help. All ratios are ours / stock's, so less is better. TTFT is the client's: from the request to
 the first piece of the answer. Memory is resident, ours with its pion-server. The model is
-SmolLM2-135M in fp32 unless --model names another one. About five minutes on two
-quiet cores.
+SmolLM2-135M in fp32 unless --model names another one. About five minutes on two quiet cores.
 """
 
 from __future__ import annotations
