@@ -8,16 +8,18 @@ import socket
 import threading
 from collections.abc import Callable
 
+HEADER_BYTES = 64  # a header, and what stands in small payloads, is shorter
 # mode -> what becomes of bytes that the server sent; None closes the connection.
 Fault = Callable[[bytes], bytes | None]
 
 
 def _flipped(data: bytes) -> bytes:
-    """The last byte of a payload changed; replies without a payload as they are."""
-    if len(data) < 4096:
-        return data
-    middle = len(data) // 2
-    return data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
+    """A byte in the middle of a payload changed, wherever the pieces begin that come: one with no
+    header near it. Replies without a payload stay as they are."""
+    for at in range(len(data) // 2, len(data) - HEADER_BYTES):
+        if len(data) >= 4096 and b"\r\n" not in data[at - HEADER_BYTES : at + HEADER_BYTES]:
+            return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+    return data
 
 
 FAULTS: dict[str, Fault] = {
